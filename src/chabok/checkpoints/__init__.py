@@ -1,0 +1,1 @@
+"""Files on disk become weights and hyper-parameters."""

@@ -1,0 +1,27 @@
+"""Errors meant for people: what is wrong, in which file or field, and what to do."""
+
+from __future__ import annotations
+
+
+class ChabokError(Exception):
+    """Base of every error a user can cause or meet; its text needs no traceback."""
+
+
+class CheckpointError(ChabokError):
+    """A model file is damaged, hostile, or of a kind that is not supported; names file and field."""
+
+
+class SourceError(ChabokError):
+    """A model could not be found or fetched; says from where and what to try."""
+
+
+class RequestError(ChabokError):
+    """A request cannot be served as asked: an invalid parameter or too long a prompt."""
+
+
+class ResourceError(ChabokError):
+    """Not enough memory, disk, or permission for what was asked."""
+
+
+class TemplateError(ChabokError):
+    """A chat template failed, or refused the messages it was given."""
