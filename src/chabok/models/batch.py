@@ -1,0 +1,124 @@
+"""What goes into a forward pass, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+PAGE_TOKENS = 64
+"""Tokens in one page of the KV cache."""
+
+BLOCK = 64
+"""Vocabulary entries that share one pre-computed maximum."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """Consecutive rows of one sequence.
+
+    pages: int32[>= ceil((start + n) / PAGE_TOKENS)], the sequence's pages in order.
+    start: position of the first row; keys 0..start-1 are in the cache already.
+    tokens: int32[n].
+    outputs: how many of the last rows want logits.
+    """
+
+    pages: NDArray[np.int32]
+    start: int
+    tokens: Sequence[int] | NDArray[np.int32]
+    outputs: int = 1
+
+
+Batch = list[Segment]
+
+
+class Logits:
+    """Scores of the next token, float32[n_out, vocab], valid until the next forward.
+
+    The values may be changed in place before the questions below are asked; whoever does so for a row calls
+    ``changed(row)``.
+    """
+
+    def __init__(
+        self,
+        values: NDArray[np.float32],
+        block_max: NDArray[np.float32] | None = None,
+        log_sum_exp: NDArray[np.float64] | None = None,
+    ) -> None:
+        self.values = values
+        self._block_max = block_max
+        self._log_sum_exp = log_sum_exp
+        self._stale: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def changed(self, row: int) -> None:
+        """Forget what was pre-computed for a row whose values were edited."""
+        self._stale.add(row)
+
+    def _maxima(self, row: int) -> NDArray[np.float32]:
+        if self._block_max is not None and row not in self._stale:
+            return self._block_max[row]
+        return block_maxima(self.values[row])
+
+    def argmax(self, row: int) -> int:
+        """The best token of a row, the lowest id among equals."""
+        block = int(self._maxima(row).argmax())
+        start = block * BLOCK
+        return start + int(self.values[row, start : start + BLOCK].argmax())
+
+    def log_sum_exp(self, row: int) -> float:
+        """Logarithm of the row's sum of exponentials: log p(token) is its logit less this."""
+        if self._log_sum_exp is not None and row not in self._stale:
+            return float(self._log_sum_exp[row])
+        values = self.values[row]
+        peak = float(values.max())
+        return peak + float(np.log(np.exp(values - np.float32(peak)).sum(dtype=np.float64)))
+
+    def top(self, row: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The k best tokens of a row and their logits, best first, equal ones by id, without sorting the row."""
+        values = self.values[row]
+        k = min(k, len(values))
+        maxima = self._maxima(row)
+        if k < len(maxima):
+            # The k-th largest block maximum is a floor: at least k entries reach it.
+            floor = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
+            ids = np.flatnonzero(values >= floor)
+        else:
+            ids = np.arange(len(values))
+        order = np.lexsort((ids, -values[ids]))[:k]
+        chosen = ids[order]
+        return chosen.astype(np.int32), values[chosen]
+
+
+def block_maxima(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Maximum of each run of BLOCK entries: float32[vocab] -> float32[ceil(vocab / BLOCK)]."""
+    whole = len(values) // BLOCK * BLOCK
+    maxima = values[:whole].reshape(-1, BLOCK).max(axis=1)
+    if whole < len(values):
+        maxima = np.append(maxima, values[whole:].max())
+    return maxima
+
+
+class Model(Protocol):
+    """What the engine needs of a model."""
+
+    name: str
+    fingerprint: str
+    vocab_size: int
+    n_ctx_train: int
+    page_bytes: int
+    max_rows: int
+
+    def new_cache(self, n_pages: int) -> None:
+        """Allocate the page pool; pages are 0..n_pages-1 and read as zero until written."""
+
+    def forward(self, batch: Batch) -> Logits:
+        """Run one step over rows of any sequences; at most max_rows rows."""
+
+    def close(self) -> None:
+        """Stop threads and release memory."""
