@@ -1,0 +1,406 @@
+"""Products of activations with packed weights: out[row, n] = sum over k of x[row, k] * w[n, k].
+
+A chunk of work is some pairs of strips (32 outputs) for all rows of the batch. Few rows: each strip is streamed once,
+unpacked in registers. Many rows: a pair of strips is unpacked into a panel that stays in the nearest caches, a run of
+k at a time, and tiles of rows pass over it.
+
+Whichever way, an output is computed by the same operations in the same order: the integer sum of a group of 32 is
+exact, then ``acc = fma(float(sum) * x_scale, w_scale, acc)`` and, with a minimum, ``acc = fma(w_min, x_scale * x_sum, acc)``,
+groups in order of k. So a row's result does not depend, to the bit, on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chabok.compute.blocks import FORMATS, GROUP, STRIP, Format
+from chabok.compute.emit import F16, F32, I1, I8, I16, I32, I64, PTR, Function, Module, Value, Variable
+from chabok.compute.isa import ISA
+from chabok.compute.kernels.common import SIGNATURE, begin, chunks, gelu_tanh, silu
+from chabok.compute.kernels.dot import Dot
+
+LINE = 64
+"""Bytes of a quantized group of activations: 32 signed bytes, then eight 32-bit fields."""
+
+X_SCALE, X_MIN, X_ZERO8, X_ZERO16, X_ZERO128, X_LOW32, X_HIGH32 = (32 + 4 * i for i in range(7))
+"""Fields of a line: scale f32; scale * sum f32; -8, -16, -128 times the sum, i32; -32 times the sums of each half, i32."""
+
+ZERO_FIELD = {8: X_ZERO8, 16: X_ZERO16, 128: X_ZERO128}
+
+PANEL_GROUPS = 16
+"""Groups of k in a panel: two strips of it take 20 KB, which leaves room for activations in a 32 KB first-level cache."""
+
+PANEL_GROUP_BYTES = 512 + 128
+"""Bytes of a panel's group of one strip: 512 weights, then two vectors of 16 floats (scales and minimums, or two scales)."""
+
+EPILOGUES = ("store", "add", "silu", "gelu")
+"""What becomes of a sum: stored, added to what is there, or (weights interleaved by strips) act(gate) * up stored."""
+
+FIELDS = ("rows", "x", "x_stride", "x_private", "w", "strip_bytes", "pairs", "chunk", "units", "out", "out_stride", "bias", "counter",
+          "scratch", "scratch_stride")  # fmt: skip
+
+FEW_ROWS = 5
+"""Up to this many rows are streamed directly; beyond, a panel pays."""
+
+
+def scratch_bytes(max_rows: int) -> int:
+    """Bytes of scratch a thread needs: a panel of two strips and the partial sums of every row."""
+    return 2 * PANEL_GROUPS * PANEL_GROUP_BYTES + max_rows * 2 * STRIP * 4
+
+
+@dataclass(frozen=True)
+class MatMul:
+    """The product kernel of one weight format and one epilogue; with ``bias``, a float32[n] is added."""
+
+    format: str
+    epilogue: str = "store"
+    bias: bool = False
+
+    fields = FIELDS
+
+    @property
+    def symbol(self) -> str:
+        """Name of the function."""
+        return f"matmul_{self.format}_{self.epilogue}{'_bias' if self.bias else ''}"
+
+    def emit(self, module: Module, isa: ISA) -> None:
+        """Write the kernel."""
+        if FORMATS[self.format].quantized:
+            _Quantized(self, module, isa).emit()
+        else:
+            _Floats(self, module, isa).emit()
+
+
+class _Product:
+    """What products of quantized and of float weights share: the epilogue and the walk over chunks."""
+
+    def __init__(self, spec: MatMul, module: Module, isa: ISA, lanes: int) -> None:
+        self.spec, self.module, self.isa, self.lanes = spec, module, isa, lanes
+        self.format: Format = FORMATS[spec.format]
+        self.gated = spec.epilogue in ("silu", "gelu")
+
+    def finish(self, f: Function, sums: list[Value], out: Value, bias: Value) -> None:
+        """Store the sums of a row: vectors of ``lanes`` outputs in order, strip by strip.
+
+        out, bias: addresses of the pair's first output. Gated pairs have half as many outputs.
+        """
+        width = self.lanes * 4
+        if self.gated:
+            act: Callable[[Function, Value], Value] = silu if self.spec.epilogue == "silu" else gelu_tanh
+            half = len(sums) // 2
+            sums = [act(f, gate) * up for gate, up in zip(sums[:half], sums[half:])]
+        for i, total in enumerate(sums):
+            if self.spec.bias:
+                total = total + bias.load(total.type, i * width)
+            if self.spec.epilogue == "add":
+                total = out.load(total.type, i * width) + total
+            out.store(total, i * width)
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of a pair's outputs in a row."""
+        return (STRIP if self.gated else 2 * STRIP) * 4
+
+
+class _Quantized(_Product):
+    def __init__(self, spec: MatMul, module: Module, isa: ISA) -> None:
+        self.dot = Dot(isa, FORMATS[spec.format].bits)
+        super().__init__(spec, module, isa, self.dot.lanes)
+        self.parts = STRIP // self.lanes
+        """Vectors that cover a strip: 1, or 2 of 8 rows."""
+        self.tile_rows = 6 if self.parts == 1 else 3
+
+    # -- unpacking ------------------------------------------------------------------------------------------
+
+    def weights(self, f: Function, group: Value, part: int) -> list[Value]:
+        """The eight weight vectors of a group: <4*lanes x i8> each, unsigned (or signed, where the dot takes it so)."""
+        n, fmt = 4 * self.lanes, self.format
+        base = fmt.group_head + part * n
+
+        def vector(offset: int) -> Value:
+            return group.load(I8 * n, base + offset, align=1)
+
+        if fmt.bits == 8:
+            vectors = [vector(64 * j) for j in range(8)]
+            return [v ^ -128 for v in vectors] if self.dot.signed else vectors
+        wide = I32 * self.lanes
+        high = [vector(256 + 64 * h).bitcast(wide) for h in range(fmt.high_bytes // 64)]
+        result = []
+        for j in range(8):
+            quants = vector(64 * (j // 2)).bitcast(wide)
+            low = (quants >> 4 if j % 2 else quants).bitcast(I8 * n) & 15
+            if fmt.bits == 5:
+                low = low | (_shift(high[0], 4 - j).bitcast(I8 * n) & 16)
+            elif fmt.bits == 6:
+                low = low | (_shift(high[j // 4], 4 - 2 * (j % 4)).bitcast(I8 * n) & 48)
+            result.append(low)
+        return result
+
+    def scales(self, f: Function, unit: Value, group: Value, part: int) -> tuple[Value, Value | None]:
+        """The scales of a group, float<lanes>, and the minimums or the second half's scales where there are any."""
+        fmt, n = self.format, self.lanes
+
+        def half(base: Value, offset: int) -> Value:
+            return base.load(F16 * n, offset + part * 2 * n, align=1).to_float()
+
+        if not fmt.nested:
+            return half(group, 0), half(group, 2 * STRIP) if fmt.minimum else None
+
+        def byte(offset: int, signed: bool) -> Value:
+            v = group.load(I8 * n, offset + part * n, align=1)
+            return (v.sext(I32) if signed else v.zext(I32)).to_float()
+
+        d = half(unit, 0)
+        if fmt.scales == 2:
+            return d * byte(0, True), d * byte(STRIP, True)
+        return d * byte(0, False), -(half(unit, 2 * STRIP) * byte(STRIP, False))
+
+    # -- one group ------------------------------------------------------------------------------------------
+
+    def accumulate(
+        self, f: Function, acc: Value, weights: list[Value], first: Value, second: Value | None, x: Value
+    ) -> Value:
+        """Add a group's products to a row's sums. x: the row's line of this group."""
+        fmt, lanes = self.format, self.lanes
+        bytes4 = [x.load(I32, 4 * j) for j in range(8)]
+        x_scale = x.load(F32, X_SCALE)
+        if fmt.scales == 2:
+            for half, scale in enumerate((first, second)):
+                assert scale is not None
+                start = x.load(I32, (X_LOW32, X_HIGH32)[half]).splat(lanes)
+                total = self.dot.group(f, weights[4 * half : 4 * half + 4], bytes4[4 * half : 4 * half + 4], start)
+                acc = f.fma(total.to_float() * x_scale, scale, acc)
+            return acc
+        start = None
+        if not fmt.minimum and not (fmt.bits == 8 and self.dot.signed):
+            start = x.load(I32, ZERO_FIELD[fmt.zero]).splat(lanes)
+        total = self.dot.group(f, weights, bytes4, start)
+        acc = f.fma(total.to_float() * x_scale, first, acc)
+        if fmt.minimum:
+            assert second is not None
+            acc = f.fma(second, x.load(F32, X_MIN), acc)
+        return acc
+
+    # -- few rows: stream ------------------------------------------------------------------------------------
+
+    def direct(self, rows: int) -> Function:
+        """A function that takes one pair of strips and ``rows`` rows, unpacking in registers."""
+        args = [("w", PTR), ("strip_bytes", I64), ("units", I64), ("x", PTR), ("x_stride", I64), ("out", PTR),
+                ("out_stride", I64), ("bias", PTR)]  # fmt: skip
+        f = self.module.function(f"{self.spec.symbol}_direct{rows}", args)
+        w, strip_bytes, units, x, x_stride, out, out_stride, bias = f.args
+        fmt, zero = self.format, f.const(0.0, F32 * self.lanes)
+        per_unit = fmt.unit // GROUP
+        sums: list[list[Value]] = [[] for _ in range(rows)]
+        for strip in range(2):
+            acc = [[f.variable(zero) for _ in range(self.parts)] for _ in range(rows)]
+            strip_at = w.at(strip_bytes) if strip else w
+            # Units of one group are walked four at a time: their loads and sums overlap.
+            with f.loop(0, units) as u:
+                unit = strip_at.at(u, fmt.unit_bytes)
+                lines = x.at(u, LINE * per_unit)
+                for g in range(per_unit):
+                    group = unit.at(fmt.unit_head + g * fmt.group_bytes)
+                    for p in range(self.parts):
+                        weights = self.weights(f, group, p)
+                        first, second = self.scales(f, unit, group, p)
+                        for r in range(rows):
+                            line = lines.at(f.const(r, I64) * x_stride if r else 0).at(g * LINE)
+                            acc[r][p].set(self.accumulate(f, acc[r][p].get(), weights, first, second, line))
+            for r in range(rows):
+                sums[r] += [a.get() for a in acc[r]]
+        for r in range(rows):
+            self.finish(f, sums[r], out.at(f.const(r, I64) * out_stride) if r else out, bias)
+        return f
+
+    # -- many rows: a panel ----------------------------------------------------------------------------------
+
+    def unpack_panel(self) -> Function:
+        """A function that unpacks ``groups`` groups of one strip, from a unit boundary on, into a panel."""
+        f = self.module.function(f"{self.spec.symbol}_unpack", [("w", PTR), ("units", I64), ("panel", PTR)])
+        w, units, panel = f.args
+        fmt = self.format
+        per_unit = fmt.unit // GROUP
+        with f.loop(0, units) as u:
+            unit = w.at(u, fmt.unit_bytes)
+            to_unit = panel.at(u, per_unit * PANEL_GROUP_BYTES)
+            for g in range(per_unit):
+                group, to = unit.at(fmt.unit_head + g * fmt.group_bytes), to_unit.at(g * PANEL_GROUP_BYTES)
+                for p in range(self.parts):
+                    for j, v in enumerate(self.weights(f, group, p)):
+                        to.store(v, 64 * j + p * 4 * self.lanes, align=4 * self.lanes)
+                    first, second = self.scales(f, unit, group, p)
+                    to.store(first, 512 + p * 4 * self.lanes, align=4 * self.lanes)
+                    if second is not None:
+                        to.store(second, 576 + p * 4 * self.lanes, align=4 * self.lanes)
+        return f
+
+    def tile(self, rows: int) -> Function:
+        """A function that passes ``rows`` rows over a panel of two strips.
+
+        partial: float32[rows, 32], the sums so far (not read if ``is_first``); written unless ``is_last``, when the
+        epilogue writes to out instead.
+        """
+        args = [("panel", PTR), ("groups", I64), ("x", PTR), ("x_stride", I64), ("partial", PTR), ("is_first", I1),
+                ("is_last", I1), ("out", PTR), ("out_stride", I64), ("bias", PTR)]  # fmt: skip
+        f = self.module.function(f"{self.spec.symbol}_tile{rows}", args)
+        panel, groups, x, x_stride, partial, is_first, is_last, out, out_stride, bias = f.args
+        n, fmt = self.lanes, self.format
+        width = 4 * n
+        strip_panel = PANEL_GROUPS * PANEL_GROUP_BYTES
+        zero = f.const(0.0, F32 * n)
+        sums: list[list[list[Value]]] = []
+        row_x = [x.at(f.const(r, I64) * x_stride) if r else x for r in range(rows)]
+        for p in range(self.parts):
+            acc: list[list[Variable]] = []
+            for r in range(rows):
+                before = [partial.at(r * 128 + s * 64 + p * width) for s in range(2)]
+                acc.append([f.variable(zero) for _ in range(2)])
+                with f.when(is_first.eq(0)):
+                    for s in range(2):
+                        acc[r][s].set(before[s].load(F32 * n))
+            with f.loop(0, groups) as g:
+                at = [panel.at(s * strip_panel + p * width).at(g, PANEL_GROUP_BYTES) for s in range(2)]
+                weights = [[a.load(I8 * width, 64 * j, align=width) for j in range(8)] for a in at]
+                firsts = [a.load(F32 * n, 512, align=width) for a in at]
+                two = fmt.minimum or fmt.scales == 2
+                seconds = [a.load(F32 * n, 576, align=width) if two else None for a in at]
+                for r in range(rows):
+                    line = row_x[r].at(g, LINE)
+                    for s in range(2):
+                        acc[r][s].set(self.accumulate(f, acc[r][s].get(), weights[s], firsts[s], seconds[s], line))
+            sums.append([[a.get() for a in row] for row in acc])
+        with f.either(is_last) as otherwise:
+            for r in range(rows):
+                flat = [sums[p][r][s] for s in range(2) for p in range(self.parts)]
+                self.finish(f, flat, out.at(f.const(r, I64) * out_stride) if r else out, bias)
+            otherwise()
+            for r in range(rows):
+                for s in range(2):
+                    for p in range(self.parts):
+                        partial.store(sums[p][r][s], r * 128 + s * 64 + p * width)
+        return f
+
+    def panels(self) -> Function:
+        """A function that computes one pair of strips for all rows by way of panels."""
+        unpack = self.unpack_panel()
+        tiles = {r: self.tile(r) for r in range(1, self.tile_rows + 1)}
+        args = [("w", PTR), ("strip_bytes", I64), ("units", I64), ("rows", I64), ("x", PTR), ("x_stride", I64),
+                ("out", PTR), ("out_stride", I64), ("bias", PTR), ("scratch", PTR)]  # fmt: skip
+        f = self.module.function(f"{self.spec.symbol}_panels", args)
+        w, strip_bytes, units, rows, x, x_stride, out, out_stride, bias, scratch = f.args
+        fmt = self.format
+        per_unit = fmt.unit // GROUP
+        panel_units = PANEL_GROUPS // per_unit
+        strip_panel = PANEL_GROUPS * PANEL_GROUP_BYTES
+        partial = scratch.at(2 * strip_panel)
+        with f.loop(0, units, panel_units) as u:
+            count = f.minimum(units - u, panel_units)
+            for s in range(2):
+                strip_at = w.at(strip_bytes) if s else w
+                f.invoke(unpack, strip_at.at(u, fmt.unit_bytes), count, scratch.at(s * strip_panel))
+            is_first, is_last = u.eq(0), u + count >= units
+            lines = x.at(u, LINE * per_unit)
+
+            def run(n: int, r: Value) -> None:
+                f.invoke(
+                    tiles[n], scratch, count * per_unit, lines.at(r * x_stride), x_stride, partial.at(r, 128),
+                    is_first, is_last, out.at(r * out_stride), out_stride, bias,
+                )  # fmt: skip
+
+            whole = rows // self.tile_rows * self.tile_rows
+            with f.loop(0, whole, self.tile_rows) as r:
+                run(self.tile_rows, r)
+            left = rows - whole
+            for n in range(1, self.tile_rows):
+                with f.when(left.eq(n)):
+                    run(n, whole)
+        return f
+
+    # -- the kernel ------------------------------------------------------------------------------------------
+
+    def emit(self) -> None:
+        directs = {r: self.direct(r) for r in (1, 2, 4)}
+        panels = self.panels()
+        f, ops = begin(self.module, self.spec.symbol, FIELDS)
+        thread = f.args[1]
+        rows = ops.ptr("rows").load(I64)
+        x = ops.ptr("x").at(thread * ops.int("x_private"))
+        x_stride, out, out_stride = ops.int("x_stride"), ops.ptr("out"), ops.int("out_stride")
+        strip_bytes, units, bias = ops.int("strip_bytes"), ops.int("units"), ops.ptr("bias")
+        scratch = ops.ptr("scratch").at(thread * ops.int("scratch_stride"))
+        few = rows <= FEW_ROWS
+        size = few.select(ops.int("chunk"), f.const(1, I64))
+        with chunks(f, ops.ptr("counter"), ops.int("pairs"), size) as (start, stop), f.loop(start, stop) as pair:
+            w = ops.ptr("w").at(pair * strip_bytes, 2)
+            out_at, bias_at = out.at(pair, self.out_bytes), bias.at(pair, self.out_bytes)
+            with f.either(few) as otherwise:
+                done = f.variable(f.const(0, I64))
+                for n in (4, 2, 1):
+                    with f.forever() as loop:
+                        at = done.get()
+                        loop.leave_if(rows - at < n)
+                        f.invoke(directs[n], w, strip_bytes, units, x.at(at * x_stride), x_stride,
+                                 out_at.at(at * out_stride), out_stride, bias_at)  # fmt: skip
+                        done.set(at + n)
+                otherwise()
+                f.invoke(panels, w, strip_bytes, units, rows, x, x_stride, out_at, out_stride, bias_at, scratch)
+
+
+class _Floats(_Product):
+    """Float weights [k][16 rows] with float activations, x_stride bytes a row."""
+
+    def __init__(self, spec: MatMul, module: Module, isa: ISA) -> None:
+        super().__init__(spec, module, isa, STRIP)
+
+    def load(self, f: Function, at: Value) -> Value:
+        """Sixteen weights as floats."""
+        if self.format.name == "F32":
+            return at.load(F32 * STRIP)
+        if self.format.name == "F16":
+            return at.load(F16 * STRIP).to_float()
+        return (at.load(I16 * STRIP).zext(I32) << 16).bitcast(F32 * STRIP)
+
+    def tile(self, rows: int) -> Function:
+        args = [("w", PTR), ("strip_bytes", I64), ("k", I64), ("x", PTR), ("x_stride", I64), ("out", PTR),
+                ("out_stride", I64), ("bias", PTR)]  # fmt: skip
+        f = self.module.function(f"{self.spec.symbol}_tile{rows}", args)
+        w, strip_bytes, k, x, x_stride, out, out_stride, bias = f.args
+        acc = [[f.variable(f.const(0.0, F32 * STRIP)) for _ in range(2)] for _ in range(rows)]
+        row_x = [x.at(f.const(r, I64) * x_stride) if r else x for r in range(rows)]
+        with f.loop(0, k) as i:
+            weights = [self.load(f, (w.at(strip_bytes) if s else w).at(i, self.format.unit_bytes)) for s in range(2)]
+            for r in range(rows):
+                value = row_x[r].at(i, 4).load(F32)
+                for s in range(2):
+                    acc[r][s].set(f.fma(weights[s], value, acc[r][s].get()))
+        for r in range(rows):
+            self.finish(f, [a.get() for a in acc[r]], out.at(f.const(r, I64) * out_stride) if r else out, bias)
+        return f
+
+    def emit(self) -> None:
+        sizes = (6, 1) if self.isa.registers >= 32 else (3, 1)
+        tiles = {r: self.tile(r) for r in sizes}
+        f, ops = begin(self.module, self.spec.symbol, FIELDS)
+        rows = ops.ptr("rows").load(I64)
+        x = ops.ptr("x").at(f.args[1] * ops.int("x_private"))
+        x_stride, out, out_stride = ops.int("x_stride"), ops.ptr("out"), ops.int("out_stride")
+        strip_bytes, k, bias = ops.int("strip_bytes"), ops.int("units"), ops.ptr("bias")
+        size = (rows <= FEW_ROWS).select(ops.int("chunk"), f.const(1, I64))
+        with chunks(f, ops.ptr("counter"), ops.int("pairs"), size) as (start, stop), f.loop(start, stop) as pair:
+            w = ops.ptr("w").at(pair * strip_bytes, 2)
+            out_at, bias_at = out.at(pair, self.out_bytes), bias.at(pair, self.out_bytes)
+            done = f.variable(f.const(0, I64))
+            for n in sizes:
+                with f.forever() as loop:
+                    at = done.get()
+                    loop.leave_if(rows - at < n)
+                    f.invoke(tiles[n], w, strip_bytes, k, x.at(at * x_stride), x_stride,
+                             out_at.at(at * out_stride), out_stride, bias_at)  # fmt: skip
+                    done.set(at + n)
+
+
+def _shift(v: Value, left: int) -> Value:
+    """Shift left, or right by a negative count."""
+    return v << left if left > 0 else v >> -left if left < 0 else v
