@@ -1,0 +1,377 @@
+"""Steps: a batch goes into the model, its logits become tokens, tokens become text, and callers get them.
+
+Whoever waits for tokens runs the steps, in its own thread: a single caller pays for no hand-over. If several
+threads wait, one runs the steps for all. ``start()`` gives the engine a thread of its own that does so
+always, for servers and async callers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Protocol
+
+from chabok.engine.handle import Handle
+from chabok.engine.interrupts import interrupts_after
+from chabok.engine.kv import PagePool, pages_for, root_key
+from chabok.engine.request import Completion, FinishReason, Request, Token
+from chabok.engine.sampler import Choice, Sampler
+from chabok.engine.scheduler import Scheduler
+from chabok.engine.sequence import Sequence
+from chabok.engine.stops import Detokenizer, Text
+from chabok.engine.timings import Timeline
+from chabok.errors import RequestError, ResourceError
+from chabok.models.batch import PAGE_TOKENS, Logits, Model
+
+
+class Tokenizer(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a text."""
+
+    def stream(self) -> Detokenizer:
+        """A new detokenizer."""
+
+
+class Engine:
+    """Runs many requests at once on one model.
+
+    context: most tokens of a sequence, prompt and answer. n_pages: size of the key-value cache, in pages of
+    64 tokens.
+    max_batch: most sequences that have pages at a time. budget_s: how long a step may take while something is
+    being generated, which bounds how large a piece of a prompt it takes.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        *,
+        context: int,
+        n_pages: int,
+        max_batch: int = 64,
+        budget_s: float = 0.03,
+    ) -> None:
+        if context > n_pages * PAGE_TOKENS:
+            raise ResourceError(
+                f"a context of {context} tokens needs {pages_for(context)} cache pages, "
+                f"but there are {n_pages}"
+            )
+        self.model = model
+        self.context = context
+        self._tokenizer = tokenizer
+        self._eos_ids = frozenset(tokenizer.eos_ids)
+        model.new_cache(n_pages)
+        self.scheduler = Scheduler(
+            PagePool(n_pages), max_rows=model.max_rows, max_active=max_batch, budget_s=budget_s
+        )
+        self._inbox: deque[Sequence] = deque()
+        self._cancelled: deque[Handle] = deque()
+        self._n_submitted = 0
+        self._driver = threading.Lock()  # held by the thread that runs steps
+        self._news = threading.Condition()
+        self._waiters = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._deadlines = False  # whether a sequence in here has one
+        self._debug = bool(os.environ.get("CHABOK_DEBUG"))
+        self._pid = os.getpid()
+        _open_engines.add(self)
+
+    # The caller's side, any thread.
+
+    def submit(self, request: Request, wake: Callable[[], None] | None = None) -> Handle:
+        """Queue a request. wake: see ``Handle.wake``."""
+        self._check_usable()
+        self._check_request(request)
+        params = request.params
+        n_prompt = len(request.prompt)
+        limit = self.context if params.max_tokens is None else min(self.context, n_prompt + params.max_tokens)
+        end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        handle = Handle(self, wake)
+        self._n_submitted += 1
+        sequence = Sequence(
+            request,
+            handle,
+            number=self._n_submitted,
+            limit=limit,
+            end_ids=end_ids,
+            root=root_key(self.model.fingerprint, request.salt),
+            sampler=Sampler(params, request.prompt, self.model.vocab_size, end_ids),
+            text=Text(self._tokenizer.stream(), params.stop),
+            timeline=Timeline(request.arrived, request.tokenize_s),
+        )
+        self._inbox.append(sequence)
+        if self._waiters:
+            self._notify()
+        return handle
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise RequestError("this model was closed; open it again to use it")
+        if self._pid != os.getpid():
+            raise RequestError(
+                "this model was opened before the process forked, and its threads are not in this child; "
+                "open it in the process that uses it"
+            )
+
+    def _check_request(self, request: Request) -> None:
+        prompt, vocab = request.prompt, self.model.vocab_size
+        if len(prompt) == 0:
+            raise RequestError("the prompt has no tokens; give it at least one")
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            bad = next(token for token in prompt if not 0 <= token < vocab)
+            raise RequestError(f"the prompt has token id {bad}, but this model's are 0 to {vocab - 1}")
+        room = self.context if request.params.max_tokens == 0 else self.context - 1
+        if len(prompt) > room:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, but the context is {self.context} tokens "
+                "(prompt and answer together); shorten the prompt or open the model with a larger context"
+            )
+        bad_bias = [token for token in request.params.logit_bias if token >= vocab]
+        if bad_bias:
+            raise RequestError(
+                f"logit_bias has token id {bad_bias[0]}, but this model's are 0 to {vocab - 1}"
+            )
+
+    def cancel(self, handle: Handle) -> None:
+        """End a request at the next step."""
+        self._cancelled.append(handle)
+        if self._waiters:
+            self._notify()
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Return when ``ready()``, running steps meanwhile unless another thread does."""
+        while not ready():
+            self._check_usable()
+            if self._driver.acquire(blocking=False):
+                try:
+                    with interrupts_after() as interrupted:
+                        while not ready() and not interrupted() and not self._closed:
+                            self.step()
+                finally:
+                    self._driver.release()
+                    if self._waiters:
+                        self._notify()  # one of those that wait takes over
+            else:
+                with self._news:
+                    self._waiters += 1
+                    try:
+                        if not ready() and self._driver.locked():
+                            self._news.wait()
+                    finally:
+                        self._waiters -= 1
+
+    def _notify(self) -> None:
+        with self._news:
+            self._news.notify_all()
+
+    # Life.
+
+    def start(self) -> None:
+        """Run steps in a thread of the engine's own from now on; it sleeps while there is nothing to do."""
+        self._check_usable()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="chabok-engine", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        with self._driver:
+            while not self._closed:
+                if self.has_work:
+                    self.step()
+                    continue
+                with self._news:
+                    self._waiters += 1
+                    if not self.has_work and not self._closed:
+                        self._news.wait()
+                    self._waiters -= 1
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        scheduler = self.scheduler
+        return bool(scheduler.active or scheduler.waiting or self._inbox or self._cancelled)
+
+    def close(self) -> None:
+        """End after the current step; requests that have not ended fail."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pid != os.getpid():
+            return  # a forked child: threads and memory are the parent's
+        self._notify()
+        if self._thread is not None:
+            self._thread.join()
+        with self._driver:
+            self._take_messages()
+            error = RequestError("the model was closed before this request ended")
+            for sequence in (*self.scheduler.active, *self.scheduler.waiting):
+                self._fail(sequence, error)
+            self.model.close()
+        self._notify()
+        _open_engines.discard(self)
+
+    # One step, in the thread that holds the driver lock.
+
+    def step(self) -> None:
+        """Compute one batch and deliver its tokens."""
+        if self._inbox or self._cancelled:
+            self._take_messages()
+        if self._deadlines:
+            self._expire()
+        scheduler = self.scheduler
+        batch = scheduler.plan()
+        if not batch:
+            for sequence in tuple(scheduler.waiting):
+                self._fail(
+                    sequence, RuntimeError("the scheduler found no room for a request on an empty cache")
+                )
+            return
+        planned = scheduler.planned
+        started = perf_counter()
+        if scheduler.n_prompt:
+            for sequence in planned:
+                if sequence.timeline.started is None:
+                    sequence.timeline.started = started
+        try:
+            logits = self.model.forward(batch)
+            now = perf_counter()
+            scheduler.cost.observe(scheduler.n_decode, scheduler.n_prompt, now - started)
+            row = 0
+            for sequence in planned:
+                n_out = sequence.segment.outputs
+                scheduler.advance(sequence)
+                if n_out:
+                    now = self._deliver(sequence, logits, row, now)
+                row += n_out
+        except BaseException as error:
+            # The step is half done: whoever was in it has no valid state.
+            for sequence in planned:
+                if not sequence.handle.done:
+                    self._fail(sequence, error)
+            if not isinstance(error, Exception):
+                raise
+        if self._waiters:
+            self._notify()
+
+    def _take_messages(self) -> None:
+        inbox, scheduler = self._inbox, self.scheduler
+        while inbox:
+            sequence = inbox.popleft()
+            scheduler.add(sequence)
+            self._deadlines = self._deadlines or sequence.request.deadline is not None
+        while self._cancelled:
+            handle = self._cancelled.popleft()
+            for sequence in (*scheduler.active, *scheduler.waiting):
+                if sequence.handle is handle:
+                    sequence.text.finish()
+                    self._finish(sequence, "cancelled")
+
+    def _expire(self) -> None:
+        now, self._deadlines = perf_counter(), False
+        for sequence in (*self.scheduler.active, *self.scheduler.waiting):
+            deadline = sequence.request.deadline
+            if deadline is not None and deadline <= now:
+                sequence.text.finish()
+                self._finish(sequence, "deadline")
+            else:
+                self._deadlines = self._deadlines or deadline is not None
+
+    def _deliver(self, sequence: Sequence, logits: Logits, row: int, now: float) -> float:
+        """Choose a sequence's next token and hand it out; ``now`` and the result are instants."""
+        try:
+            return self._choose(sequence, logits, row, now)
+        except Exception as error:
+            self._fail(sequence, error)
+            return perf_counter()
+
+    def _choose(self, sequence: Sequence, logits: Logits, row: int, now: float) -> float:
+        timeline, tokens, segment = sequence.timeline, sequence.tokens, sequence.segment
+        if timeline.prefilled is None:
+            if sequence.request.prompt_logits:
+                sequence.handle.prompt_logits.append(logits.values[row : row + segment.outputs].copy())
+            if sequence.computed < sequence.n_prompt:
+                return now
+            timeline.prefilled = now
+            if sequence.limit == sequence.n_prompt:
+                self._finish(sequence, "length")
+                return now
+        row += segment.outputs - 1
+        sampler = sequence.sampler
+        choice = Choice(logits.argmax(row)) if sampler.greedy else sampler.choose(logits, row)
+        token = choice.token
+        chosen = perf_counter()
+        tokens.append(token)
+        reason: FinishReason | None = None
+        stopped_by: str | int | None = None
+        if token in sequence.end_ids:
+            reason, stopped_by, piece = "stop", token, ""
+        else:
+            piece = sequence.text.push(token)
+            if sequence.text.stop is not None:
+                reason, stopped_by = "stop", sequence.text.stop
+            elif len(tokens) >= sequence.limit:
+                reason = "length"
+        if reason is not None:
+            piece += sequence.text.finish()
+            if reason == "length" and sequence.text.stop is not None:
+                reason, stopped_by = "stop", sequence.text.stop
+        end = perf_counter()
+        timeline.sample_s += chosen - now
+        timeline.detokenize_s += end - chosen
+        timeline.last = end
+        if timeline.first is None:
+            timeline.first = end
+        if choice.logprob is not None:
+            sequence.choices.append(choice)
+        handle = sequence.handle
+        handle.tokens.append(Token(token, piece, choice.logprob, choice.top))
+        if reason is not None:
+            self._finish(sequence, reason, stopped_by)
+        elif handle.wake is not None:
+            handle.wake()
+        return end
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, stopped_by: str | int | None = None) -> None:
+        self.scheduler.remove(sequence)
+        sequence.timeline.finished = perf_counter()
+        tokens = sequence.tokens[sequence.n_prompt :]
+        wanted = sequence.request.params.logprobs is not None
+        handle = sequence.handle
+        handle.completion = Completion(
+            text=sequence.text.whole(),
+            tokens=tokens,
+            finish_reason=reason,
+            timings=sequence.timeline.timings(sequence.n_prompt, sequence.cached, len(tokens)),
+            stopped_by=stopped_by,
+            logprobs=[choice.logprob or 0.0 for choice in sequence.choices] if wanted else None,
+            top_logprobs=[choice.top for choice in sequence.choices] if wanted else None,
+        )
+        if handle.wake is not None:
+            handle.wake()
+        if self._debug and not self.scheduler.active:
+            self.scheduler.check_integrity()
+
+    def _fail(self, sequence: Sequence, error: BaseException) -> None:
+        self.scheduler.remove(sequence)
+        sequence.handle.error = error
+        if sequence.handle.wake is not None:
+            sequence.handle.wake()
+
+
+_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Stop the threads before the interpreter takes their modules apart."""
+    for engine in tuple(_open_engines):
+        engine.close()

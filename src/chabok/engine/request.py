@@ -1,0 +1,195 @@
+"""What a caller asks for, and what comes back."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple
+
+from chabok.engine.timings import Timings
+from chabok.errors import RequestError
+
+FinishReason = Literal["stop", "length", "cancelled", "deadline"]
+"""Why a sequence ended: an end token or stop string, a limit on its length, its caller, or its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Permitted values of a number: low <= value <= high, or low < value where ``above``."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        low = f"{'greater than' if self.above else 'from'} {self.low:g}"
+        if self.high == math.inf:
+            return low if self.above else f"of at least {self.low:g}"
+        return f"{low} {'and at most' if self.above else 'to'} {self.high:g}"
+
+
+def _number(default: float | int | None, allowed: Range, text: str) -> Any:
+    return field(default=default, metadata={"range": allowed, "help": text})
+
+
+def _other(default: Any, text: str) -> Any:
+    kind = {"default_factory": default} if callable(default) else {"default": default}
+    return field(**kind, metadata={"help": text})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop.
+
+    The defaults are greedy (the most likely token each time). With a temperature above 0, the steps are, in
+    this order: logit_bias and penalties, top_k, typical_p, top_p, min_p, temperature; each cut looks at what
+    the one before left, renormalised (the order of llama.cpp: a high temperature does not let in what the
+    cuts left out).
+    """
+
+    max_tokens: int | None = _number(None, Range(0), "most tokens to generate; none: up to the context's end")
+    temperature: float = _number(0.0, Range(0.0, 100.0), "0: always the best token; higher: more varied")
+    top_k: int = _number(0, Range(0), "choose among the k most likely tokens; 0: all")
+    top_p: float = _number(
+        1.0, Range(0.0, 1.0, above=True), "choose among the fewest tokens that hold this much"
+    )
+    min_p: float = _number(
+        0.0, Range(0.0, 1.0), "leave out tokens less likely than this share of the best one's"
+    )
+    typical_p: float = _number(
+        1.0, Range(0.0, 1.0, above=True), "choose among the tokens closest to the expected surprise"
+    )
+    repetition_penalty: float = _number(
+        1.0, Range(0.0, 100.0, above=True), "above 1: tokens of the prompt and the answer become less likely"
+    )
+    frequency_penalty: float = _number(
+        0.0, Range(-100.0, 100.0), "taken off a token's logit for each time the answer has it"
+    )
+    presence_penalty: float = _number(
+        0.0, Range(-100.0, 100.0), "taken off a token's logit once the answer has it"
+    )
+    logit_bias: Mapping[int, float] = _other(dict, "added to the logits of these token ids")
+    stop: str | Sequence[str] = _other((), "end before this text appears")
+    stop_token_ids: Sequence[int] = _other((), "end at this token id")
+    seed: int | None = _number(None, Range(-(2**63), 2**64 - 1), "same seed, same text")
+    ignore_eos: bool = _other(False, "go on past the model's end-of-text token")
+    min_tokens: int = _number(0, Range(0), "no end-of-text token before this many tokens")
+    logprobs: int | None = _number(
+        None, Range(0, 1000), "report log probabilities, and those of the n best tokens"
+    )
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        set_(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        set_(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        set_(self, "logit_bias", dict(self.logit_bias or {}))
+        for item in fields(self):
+            if allowed := item.metadata.get("range"):
+                self._check_number(item.name, str(item.type), allowed)
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise RequestError(f"stop must be one or more non-empty strings, not {text!r}")
+        for token in self.stop_token_ids:
+            if not _is_int(token) or token < 0:
+                raise RequestError(f"stop_token_ids must be token ids (integers from 0), not {token!r}")
+        for token, bias in self.logit_bias.items():
+            if not _is_int(token) or token < 0:
+                raise RequestError(
+                    f"logit_bias must map token ids (integers from 0) to numbers, not {token!r}"
+                )
+            if not _is_number(bias) or math.isnan(bias) or bias == math.inf:
+                raise RequestError(
+                    f"logit_bias of token {token} must be a number below infinity, not {bias!r}"
+                )
+
+    def _check_number(self, name: str, kind: str, allowed: Range) -> None:
+        value = getattr(self, name)
+        if value is None and "None" in kind:
+            return
+        whole = kind.startswith("int")
+        if not (_is_int(value) if whole else _is_number(value)) or value not in allowed:
+            what = "an integer" if whole else "a number"
+            none = " (or None)" if "None" in kind else ""
+            raise RequestError(f"{name} must be {what} {allowed}{none}, not {value!r}")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Build from names and values; an unknown name is an error that suggests the nearest one."""
+        names = [item.name for item in fields(cls)]
+        for name in values:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
+                raise RequestError(f"there is no sampling parameter {name!r}{hint}")
+        return cls(**values)
+
+
+def _is_int(value: object) -> bool:
+    # numpy's integers count; True and False do not.
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return hasattr(value, "__float__") and not isinstance(value, bool)
+
+
+@dataclass(slots=True)
+class Request:
+    """One prompt to continue.
+
+    prompt: token ids.
+    priority: higher goes first; equal ones in order of arrival.
+    deadline: instant of time.perf_counter() after which nobody wants the answer.
+    arrived: instant the caller asked (before the prompt was tokenized); None: when it is submitted.
+    tokenize_s: seconds spent on turning text into the prompt.
+    salt: requests share cached prefixes only with those of the same salt.
+    prompt_logits: also keep the logits of every prompt position (costs prompt x vocabulary x 4 bytes).
+    """
+
+    prompt: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    deadline: float | None = None
+    arrived: float | None = None
+    tokenize_s: float = 0.0
+    salt: str = ""
+    prompt_logits: bool = False
+
+
+class Token(NamedTuple):
+    """One generated token as it is streamed.
+
+    text: what became final with it; "" while a character or a possible stop string is incomplete.
+    logprob: natural logarithm of its probability under the model, before penalties and temperature, where
+    asked for.
+    top: the most likely tokens there, (id, logprob), best first.
+    """
+
+    id: int
+    text: str
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished answer.
+
+    tokens: every id that was generated, with the end token or stop string's tokens that ended it; text leaves
+    those out.
+    stopped_by: the stop string or token id that ended it, if one did.
+    logprobs: of each token, where asked for; top_logprobs beside it: (id, logprob) of the most likely.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    timings: Timings
+    stopped_by: str | int | None = None
+    logprobs: list[float] | None = None
+    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None

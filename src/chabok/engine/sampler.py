@@ -1,0 +1,288 @@
+"""From the logits of one row to one token.
+
+The order of operations is llama.cpp's: logit bias and penalties change the logits; then top-k, typical, top-p
+and min-p cut the candidates, each looking at what the one before left, renormalised; temperature shapes what
+remains; one uniform number picks. Without a cut, temperature shapes the whole vocabulary.
+
+The common settings look at the best 64 candidates and ask the logits for their sum of exponentials; only when
+those 64 do not decide (a flat distribution) does the work grow with the vocabulary. The distribution is the
+same either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from secrets import randbits
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chabok.engine.request import SamplingParams
+from chabok.models.batch import Logits
+
+HEAD = 64
+"""Candidates looked at first."""
+
+_MASK = 2**64 - 1
+_TINY = float(np.finfo(np.float64).tiny)
+
+
+def _mix(state: int) -> int:
+    """The finaliser of SplitMix64: 64 well-mixed bits of a counter."""
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
+
+
+class Uniforms:
+    """SplitMix64 as a counter-based generator: number i depends on the seed and i alone.
+
+    So a request's text depends on its seed, never on what else ran in the batch, nor on whether it was
+    pre-empted.
+    """
+
+    def __init__(self, seed: int) -> None:
+        # Mixed first: seeds 1, 2, 3 must not give streams that are shifts of each other.
+        self._origin = _mix((seed + 0x9E3779B97F4A7C15) & _MASK)
+
+    def at(self, index: int) -> float:
+        """Number ``index`` in [0, 1)."""
+        return (_mix((self._origin + (index + 1) * 0x9E3779B97F4A7C15) & _MASK) >> 11) * 2.0**-53
+
+
+class Choice(NamedTuple):
+    """A chosen token, and what was asked about it."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """Chooses the tokens of one sequence.
+
+    prompt: its token ids, which the repetition penalty counts. end_ids: tokens that may not come before
+    min_tokens.
+    """
+
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int], vocab_size: int, end_ids: Iterable[int] = ()
+    ) -> None:
+        self.params = params
+        self._uniforms = Uniforms(randbits(64) if params.seed is None else params.seed)
+        self._chosen = 0
+        self._edits = _Edits(params, prompt, vocab_size, end_ids) if _has_edits(params) else None
+        self.greedy = params.temperature == 0 and self._edits is None and params.logprobs is None
+        """Whether a row's best token is all there is to it."""
+
+    def choose(self, logits: Logits, row: int) -> Choice:
+        """The next token from a row of logits; its values may be edited in place."""
+        params = self.params
+        raw: NDArray[np.float32] | None = None
+        top: tuple[tuple[int, float], ...] = ()
+        total = 0.0
+        if params.logprobs is not None:
+            total = logits.log_sum_exp(row)
+            ids, best = logits.top(row, params.logprobs) if params.logprobs else ((), ())
+            top = tuple((int(i), float(v) - total) for i, v in zip(ids, best, strict=True))
+            raw = logits.values[row] if self._edits is None else logits.values[row].copy()
+        if self._edits is not None:
+            self._edits.apply(logits.values[row], self._chosen)
+            logits.changed(row)
+        if params.temperature == 0:
+            token = logits.argmax(row)
+        else:
+            token = pick(logits, row, params, self._uniforms.at(self._chosen))
+        self._chosen += 1
+        if self._edits is not None:
+            self._edits.note(token)
+        return Choice(token) if raw is None else Choice(token, float(raw[token]) - total, top)
+
+
+def pick(logits: Logits, row: int, params: SamplingParams, uniform: float) -> int:
+    """The token that ``uniform`` in [0, 1) falls on, temperature above 0."""
+    if params.top_k > 0 or params.typical_p < 1 or params.top_p < 1 or params.min_p > 0:
+        ids, values = candidates(logits, row, params)
+        weights = np.exp((values.astype(np.float64) - float(values.max())) / params.temperature)
+        return int(ids[_find(weights, uniform)])
+    return _pick_uncut(logits, row, params.temperature, uniform)
+
+
+def _find(weights: NDArray[np.float64], uniform: float) -> int:
+    """Index that a uniform number falls on, among weights that need not sum to 1."""
+    sums = weights.cumsum()
+    return min(int(sums.searchsorted(uniform * sums[-1], side="right")), len(sums) - 1)
+
+
+def _pick_uncut(logits: Logits, row: int, temperature: float, uniform: float) -> int:
+    """Sample the whole row: first the head, best first, then the other tokens by id."""
+    values = logits.values[row]
+    ids, head = logits.top(row, HEAD)
+    peak = float(head[0])
+    weights = np.exp((head.astype(np.float64) - peak) / temperature)
+    rest: NDArray[np.float32] | None = None
+    if temperature == 1:
+        total = float(np.exp(logits.log_sum_exp(row) - peak))
+    else:
+        rest = _powers(values, peak, temperature)
+        total = float(rest.sum(dtype=np.float64))
+    target = uniform * total
+    in_head = float(weights.sum())
+    if target < in_head or len(ids) == len(values):
+        return int(ids[_find(weights, min(target / in_head, 1 - 2.0**-53))])
+    if rest is None:
+        rest = _powers(values, peak, temperature)
+    rest[ids] = 0
+    sums = rest.cumsum(dtype=np.float64)
+    # Rounding of the two sums may leave the target a hair past the end: then it is the last token with a
+    # weight.
+    target = min(target - in_head, float(np.nextafter(sums[-1], 0)))
+    return int(sums.searchsorted(target, side="right")) if sums[-1] > 0 else int(ids[-1])
+
+
+def _powers(values: NDArray[np.float32], peak: float, temperature: float) -> NDArray[np.float32]:
+    weights = np.subtract(values, np.float32(peak))
+    weights *= np.float32(1 / temperature)
+    return np.exp(weights, out=weights)
+
+
+def candidates(
+    logits: Logits, row: int, params: SamplingParams
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """What the cuts leave of a row: token ids and their logits, best first."""
+    vocab = logits.values.shape[1]
+    if params.top_k > 0:
+        ids, values = logits.top(row, params.top_k)
+        return _cut(ids, values, _normalised(values), params)
+    if params.typical_p < 1:
+        # Typicality needs the entropy of the whole row.
+        ids, values = _sorted_row(logits.values[row])
+        return _cut(ids, values, _normalised(values), params)
+    total = logits.log_sum_exp(row)
+    size = HEAD
+    while True:
+        ids, values = logits.top(row, size) if size < vocab // 8 else _sorted_row(logits.values[row])
+        shares = np.exp(values.astype(np.float64) - total)
+        left = _cut(ids, values, shares, params)
+        if len(left[0]) < len(ids) or len(ids) == vocab:
+            return left
+        size *= 16
+
+
+def _sorted_row(values: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    order = np.argsort(-values, kind="stable")
+    return order.astype(np.int32), values[order]
+
+
+def _normalised(values: NDArray[np.float32]) -> NDArray[np.float64]:
+    shares = np.exp(values.astype(np.float64) - float(values[0]))
+    shares /= shares.sum()
+    return shares
+
+
+def _cut(
+    ids: NDArray[np.int32], values: NDArray[np.float32], shares: NDArray[np.float64], params: SamplingParams
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Apply typical_p, top_p and min_p to candidates sorted best first, of known probabilities."""
+    if params.typical_p < 1:
+        surprise = -np.log(np.maximum(shares, _TINY))
+        distance = np.abs(surprise - float((shares * surprise).sum()))
+        order = np.argsort(distance, kind="stable")
+        kept = np.sort(order[: _count(shares[order], params.typical_p)])
+        ids, values, shares = ids[kept], values[kept], shares[kept] / shares[kept].sum()
+    n = len(ids)
+    if params.top_p < 1:
+        n = _count(shares, params.top_p)
+    if params.min_p > 0:
+        n = min(n, int((shares >= shares[0] * params.min_p).sum()))
+    return ids[:n], values[:n]
+
+
+def _count(shares: NDArray[np.float64], mass: float) -> int:
+    """The fewest leading entries whose sum reaches a mass, at least 1."""
+    return min(int(shares.cumsum().searchsorted(mass, side="left")) + 1, len(shares))
+
+
+def _has_edits(params: SamplingParams) -> bool:
+    return bool(
+        params.repetition_penalty != 1
+        or params.frequency_penalty
+        or params.presence_penalty
+        or params.logit_bias
+        or params.min_tokens
+    )
+
+
+class _Edits:
+    """Changes to the logits of one sequence: bias, penalties, and the ban of end tokens before min_tokens.
+
+    The repetition penalty (of CTRL, Keskar et al. 2019) divides positive and multiplies negative logits of
+    every token of the prompt and the answer; frequency and presence penalties (OpenAI's) count the answer
+    alone.
+    """
+
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int], vocab_size: int, end_ids: Iterable[int]
+    ) -> None:
+        self._params = params
+        self._seen = _Counts(prompt if params.repetition_penalty != 1 else ())
+        self._said = _Counts(())
+        bias = {token: value for token, value in params.logit_bias.items() if token < vocab_size}
+        self._bias_ids = np.array(list(bias), np.int32)
+        self._bias = np.array(list(bias.values()), np.float32)
+        self._end_ids = np.array([token for token in end_ids if token < vocab_size], np.int32)
+
+    def note(self, token: int) -> None:
+        """Count a token of the answer."""
+        if self._params.repetition_penalty != 1:
+            self._seen.add(token)
+        if self._params.frequency_penalty or self._params.presence_penalty:
+            self._said.add(token)
+
+    def apply(self, values: NDArray[np.float32], n_chosen: int) -> None:
+        """Edit a row in place, float32[vocab]."""
+        params = self._params
+        if len(self._bias):
+            values[self._bias_ids] += self._bias
+        if params.repetition_penalty != 1:
+            ids = self._seen.ids
+            found = values[ids]
+            factor = np.float32(params.repetition_penalty)
+            values[ids] = np.where(found > 0, found / factor, found * factor)
+        if params.frequency_penalty or params.presence_penalty:
+            values[self._said.ids] -= self._said.counts * np.float32(params.frequency_penalty) + np.float32(
+                params.presence_penalty
+            )
+        if n_chosen < params.min_tokens:
+            values[self._end_ids] = -np.inf
+
+
+class _Counts:
+    """How often each token occurred, as arrays that grow in place."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        ids, counts = np.unique(np.asarray(tokens, np.int32), return_counts=True)
+        self._n = len(ids)
+        self._ids, self._counts = ids, counts.astype(np.float32)
+        self._at = {int(token): i for i, token in enumerate(ids)}
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        return self._ids[: self._n]
+
+    @property
+    def counts(self) -> NDArray[np.float32]:
+        return self._counts[: self._n]
+
+    def add(self, token: int) -> None:
+        at = self._at.get(token)
+        if at is not None:
+            self._counts[at] += 1
+            return
+        if self._n == len(self._ids):
+            self._ids = np.append(self._ids, np.zeros(self._n + 64, np.int32))
+            self._counts = np.append(self._counts, np.zeros(self._n + 64, np.float32))
+        self._ids[self._n], self._counts[self._n] = token, 1
+        self._at[token] = self._n
+        self._n += 1

@@ -1,0 +1,221 @@
+"""Which rows of which sequences the next step computes.
+
+Every generating sequence's next token comes first; then prompts, in order of priority and arrival, as far as
+rows and the wall-clock budget go. A sequence that finds no page takes those of the last in that order, which
+waits and is recomputed.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from heapq import merge
+
+from chabok.engine.kv import PagePool, pages_for
+from chabok.engine.sequence import Sequence
+from chabok.models.batch import PAGE_TOKENS, Batch
+
+LEAST_CHUNK = 16
+"""Prompt rows a step takes even when the budget is used up, so that prompts always advance."""
+
+
+def _order(sequence: Sequence) -> tuple[int, float, int]:
+    return sequence.order
+
+
+class StepCost:
+    """What a step costs, learned from the steps so far: a base with generating rows alone, and an addition
+    per prompt row."""
+
+    def __init__(self) -> None:
+        self._base_s: dict[int, float] = {}  # by the power of two that the number of generating rows lies in
+        self._row_s = 0.0
+
+    def observe(self, n_decode: int, n_prompt: int, seconds: float) -> None:
+        """Learn from a step of so many generating and prompt rows."""
+        size = n_decode.bit_length()
+        if n_prompt == 0:
+            known = self._base_s.get(size, seconds)
+            self._base_s[size] = known + 0.2 * (seconds - known)
+            return
+        row_s = max(0.0, seconds - self._base(size)) / n_prompt
+        # Costs that rise (a prompt that grows long) are believed faster than costs that fall.
+        weight = 0.5 if row_s > self._row_s else 0.2
+        self._row_s = row_s if self._row_s == 0 else self._row_s + weight * (row_s - self._row_s)
+
+    def _base(self, size: int) -> float:
+        return self._base_s.get(size, 0.0)
+
+    def prompt_rows(self, n_decode: int, budget_s: float) -> int:
+        """Prompt rows that fit beside the generating ones into a budget."""
+        if self._row_s == 0:
+            return LEAST_CHUNK * 4  # nothing is known yet: try a few
+        left = budget_s - self._base(n_decode.bit_length())
+        return max(LEAST_CHUNK, int(left / self._row_s))
+
+
+class Scheduler:
+    """Holds the sequences that wait and those that have pages.
+
+    max_rows: most rows of a step; max_active: most sequences with pages; budget_s: how long a step may take
+    while some sequence is generating.
+    """
+
+    def __init__(self, pool: PagePool, *, max_rows: int, max_active: int, budget_s: float) -> None:
+        self.pool = pool
+        self.budget_s = budget_s
+        self.cost = StepCost()
+        self.waiting: list[Sequence] = []
+        self.active: list[Sequence] = []
+        self.planned: list[Sequence] = []
+        self.n_decode = 0
+        self.n_prompt = 0
+        self._max_rows = max_rows
+        self._max_active = min(max_active, max_rows)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its turn."""
+        insort(self.waiting, sequence, key=_order)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, wherever it is, and take its pages back."""
+        if sequence in self.active:
+            self.active.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self._release(sequence)
+
+    def plan(self) -> Batch:
+        """Choose the rows of the next step; ``planned`` holds their sequences, in the same order."""
+        batch: Batch = []
+        self.planned = planned = []
+        prompts = False
+        for sequence in tuple(self.active):
+            if sequence.n_pages == 0:
+                continue  # pre-empted by one before it
+            if len(sequence.tokens) - sequence.computed > 1:
+                prompts = True
+            elif self._make_room(sequence):
+                batch.append(sequence.place(1))
+                planned.append(sequence)
+        self.n_decode = len(batch)
+        self.n_prompt = 0
+        if prompts or self.waiting:
+            self._plan_prompts(batch)
+        return batch
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Give a generating sequence the page its next token needs; False if it had to yield its own."""
+        if sequence.computed < sequence.n_pages * PAGE_TOKENS:
+            return True
+        while True:
+            page = self.pool.take()
+            if page is not None:
+                sequence.add_page(page)
+                return True
+            # `active` is in order and is walked in order, so the last is not in the batch yet.
+            last = self.active[-1]
+            self._preempt(last)
+            if last is sequence:
+                return False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.active.remove(sequence)
+        self._release(sequence)
+        sequence.timeline.preemptions += 1
+        self.add(sequence)
+
+    def _plan_prompts(self, batch: Batch) -> None:
+        rows = self._max_rows - len(batch)
+        if self.n_decode:
+            rows = min(rows, self.cost.prompt_rows(self.n_decode, self.budget_s))
+        full = False
+        for sequence in self._prompts():
+            if rows <= 0:
+                break
+            if sequence.n_pages == 0 and (full or not self._admit(sequence)):
+                full = True  # nobody overtakes it, but those with pages go on
+                continue
+            n = min(rows, sequence.pending)
+            rows -= n
+            batch.append(sequence.place(n))
+            self.planned.append(sequence)
+            self.n_prompt += n
+
+    def _prompts(self) -> Iterator[Sequence]:
+        """Sequences with prompt rows left, in order; those that wait for another's pages left out."""
+        reading = [sequence for sequence in self.active if sequence.pending > 1]
+        coming = {key for sequence in reading for key in self._keys_to_come(sequence)}
+        for sequence in merge(reading, tuple(self.waiting), key=_order):
+            if sequence.n_pages == 0:
+                # A prefix that another sequence is computing right now is worth waiting for: then it is
+                # shared.
+                if coming and self._next_key_in(sequence, coming):
+                    continue
+                coming.update(self._keys_to_come(sequence))
+            yield sequence
+
+    @staticmethod
+    def _keys_to_come(sequence: Sequence) -> Iterable[bytes]:
+        return (sequence.key(page) for page in range(sequence.n_kept, sequence.reusable_pages))
+
+    def _next_key_in(self, sequence: Sequence, coming: set[bytes]) -> bool:
+        for page in range(sequence.reusable_pages):
+            key = sequence.key(page)
+            if self.pool.find(key) is None:
+                return key in coming
+        return False
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence the cached pages of its beginning and new ones for the rest; False if there
+        is no room."""
+        if len(self.active) >= self._max_active:
+            return False
+        pool = self.pool
+        found: list[int] = []
+        for i in range(sequence.reusable_pages):
+            page = pool.find(sequence.key(i))
+            if page is None:
+                break
+            found.append(page)
+        new = pages_for(len(sequence.tokens)) - len(found)
+        # Leave those that generate a page each, or they would soon take these back.
+        spare = pool.available - sum(pool.is_idle(page) for page in found)
+        if new + (len(self.active) if self.active else 0) > spare:
+            return False
+        for page in found:
+            pool.hold(page)
+            sequence.add_page(page)
+        for _ in range(new):
+            taken = pool.take()
+            assert taken is not None
+            sequence.add_page(taken)
+        sequence.n_kept = len(found)
+        sequence.computed = len(found) * PAGE_TOKENS
+        if sequence.timeline.started is None:
+            sequence.cached = sequence.computed
+        self.waiting.remove(sequence)
+        insort(self.active, sequence, key=_order)
+        return True
+
+    def advance(self, sequence: Sequence) -> None:
+        """Its planned rows are computed: let others find the pages that are full now."""
+        computed = sequence.computed = sequence.computed + sequence.chunk
+        while (sequence.n_kept + 1) * PAGE_TOKENS <= computed:
+            page = sequence.n_kept
+            self.pool.keep(int(sequence.segment.pages[page]), sequence.key(page))
+            sequence.n_kept += 1
+
+    def _release(self, sequence: Sequence) -> None:
+        for page in reversed(sequence.page_table()):
+            self.pool.release(page)
+        sequence.n_pages = sequence.n_kept = sequence.computed = 0
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if pages and sequences disagree."""
+        self.pool.check_integrity([sequence.page_table() for sequence in self.active])
+        assert all(sequence.n_pages == 0 for sequence in self.waiting), "a waiting sequence holds pages"
+        for sequence in self.active:
+            assert sequence.computed <= sequence.n_pages * PAGE_TOKENS, (
+                "a sequence computed more than its pages hold"
+            )

@@ -1,0 +1,105 @@
+"""One sequence in the engine: its tokens, its pages, and what is still to be computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chabok.engine.kv import Key, next_key
+from chabok.engine.request import Request
+from chabok.engine.sampler import Choice, Sampler
+from chabok.engine.stops import Text
+from chabok.engine.timings import Timeline
+from chabok.models.batch import PAGE_TOKENS, Segment
+
+if TYPE_CHECKING:
+    from chabok.engine.handle import Handle
+
+
+class Sequence:
+    """A prompt and the answer to it so far.
+
+    tokens: prompt and answer; computed: how many of them have keys and values in the pages.
+    order: who goes first, the smallest (priority, deadline, arrival).
+    """
+
+    __slots__ = (
+        "cached", "choices", "chunk", "computed", "end_ids", "handle", "keys", "limit", "n_kept", "n_pages",
+        "n_prompt", "order", "request", "root", "sampler", "segment", "text", "timeline", "tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: Request,
+        handle: Handle,
+        *,
+        number: int,
+        limit: int,
+        end_ids: frozenset[int],
+        root: Key,
+        sampler: Sampler,
+        text: Text,
+        timeline: Timeline,
+    ) -> None:
+        self.request = request
+        self.handle = handle
+        self.tokens: list[int] = list(request.prompt)
+        self.n_prompt = len(self.tokens)
+        self.limit = limit  # most tokens it may come to, prompt included
+        self.end_ids = end_ids
+        self.root = root
+        self.sampler = sampler
+        self.text = text
+        self.timeline = timeline
+        deadline = float("inf") if request.deadline is None else request.deadline
+        self.order = (-request.priority, deadline, number)
+        self.choices: list[Choice] = []  # kept where log probabilities are asked for
+        self.computed = 0
+        self.cached = 0
+        self.keys: list[Key] = []  # of its full pages, as far as they were asked for
+        self.n_kept = 0  # leading pages that the pool knows by their keys
+        self.n_pages = 0
+        self.chunk = 0  # rows in the step that is being made
+        self.segment = Segment(np.zeros(-(-limit // PAGE_TOKENS), np.int32), 0, [], 1)
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are not computed yet; 1 while it is generating."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def reusable_pages(self) -> int:
+        """Full pages of its tokens that could come from the cache: at least one token must be computed."""
+        return 0 if self.request.prompt_logits else (len(self.tokens) - 1) // PAGE_TOKENS
+
+    def key(self, page: int) -> Key:
+        """Key of one of its full pages."""
+        keys = self.keys
+        while len(keys) <= page:
+            at = len(keys) * PAGE_TOKENS
+            keys.append(next_key(keys[-1] if keys else self.root, self.tokens[at : at + PAGE_TOKENS]))
+        return keys[page]
+
+    def add_page(self, page: int) -> None:
+        """Append a page to its table."""
+        self.segment.pages[self.n_pages] = page
+        self.n_pages += 1
+
+    def page_table(self) -> list[int]:
+        """Its pages in order."""
+        table: list[int] = self.segment.pages[: self.n_pages].tolist()
+        return table
+
+    def place(self, n: int) -> Segment:
+        """Its next n rows as a segment of the coming step."""
+        segment = self.segment
+        start = self.computed
+        self.chunk = n
+        segment.start = start
+        segment.tokens = self.tokens[start : start + n]
+        if self.request.prompt_logits and start < self.n_prompt:
+            segment.outputs = n
+        else:
+            segment.outputs = 1 if start + n == len(self.tokens) else 0
+        return segment
