@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from chabok.compute.emit import F32, I32, I64, PTR, Function, Module, Type, Value
@@ -44,17 +44,20 @@ def chunks(f: Function, counter: Value, total: Value, size: Value | int) -> Iter
     A slow or busy core takes fewer: it never holds the others up for more than one chunk.
     """
     with f.forever() as taking:
-        if isinstance(size, int):
-            start = counter.fetch_add(1) * size
-        else:
-            start = counter.fetch_add(1) * size
+        start = counter.fetch_add(1) * size
         taking.leave_if(start >= total)
         yield start, f.minimum(start + size, total)
 
 
-def ceil_div(value: Value, by: int) -> Value:
-    """Quotient of a non-negative integer, rounded up."""
-    return (value + (by - 1)) // by
+def in_tiles(f: Function, total: Value, sizes: Sequence[int], run: Callable[[int, Value], None]) -> None:
+    """Cover ``total`` items with tiles, the largest first: run(size, first) emits one."""
+    done = f.variable(f.const(0, I64))
+    for n in sizes:
+        with f.forever() as loop:
+            at = done.get()
+            loop.leave_if(total - at < n)
+            run(n, at)
+            done.set(at + n)
 
 
 # Polynomial for 2**t on [-1/2, 1/2]: the Taylor coefficients ln(2)**n / n! up to degree 7, whose remainder there is

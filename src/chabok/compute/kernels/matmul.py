@@ -11,13 +11,13 @@ groups in order of k. So a row's result does not depend, to the bit, on what els
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chabok.compute.blocks import FORMATS, GROUP, STRIP, Format
 from chabok.compute.emit import F16, F32, I1, I8, I16, I32, I64, PTR, Function, Module, Value, Variable
 from chabok.compute.isa import ISA
-from chabok.compute.kernels.common import SIGNATURE, begin, chunks, gelu_tanh, silu
+from chabok.compute.kernels.common import Operands, begin, chunks, gelu_tanh, in_tiles, silu
 from chabok.compute.kernels.dot import Dot
 
 LINE = 64
@@ -40,6 +40,12 @@ EPILOGUES = ("store", "add", "silu", "gelu")
 FIELDS = ("rows", "x", "x_stride", "x_private", "w", "strip_bytes", "pairs", "chunk", "units", "out", "out_stride", "bias", "counter",
           "scratch", "scratch_stride")  # fmt: skip
 
+ACTIVE_BYTES = 32
+"""An active expert: its number, its first sorted row, its rows, 64 bits each, padded."""
+
+EXPERT_FIELDS = ("active", "n_active", "active_private", "expert_bytes")
+"""More operands: entries of active experts and their number, each thread's copies ``active_private`` bytes apart."""
+
 FEW_ROWS = 5
 """Up to this many rows are streamed directly; beyond, a panel pays."""
 
@@ -51,18 +57,25 @@ def scratch_bytes(max_rows: int) -> int:
 
 @dataclass(frozen=True)
 class MatMul:
-    """The product kernel of one weight format and one epilogue; with ``bias``, a float32[n] is added."""
+    """The product kernel of one weight format and one epilogue; with ``bias``, a float32[n] is added.
+
+    experts: weights are one matrix per expert, and each active expert (see ``experts.Sort``) takes its own rows.
+    """
 
     format: str
     epilogue: str = "store"
     bias: bool = False
+    experts: bool = False
 
-    fields = FIELDS
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the operands."""
+        return FIELDS + EXPERT_FIELDS if self.experts else FIELDS
 
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return f"matmul_{self.format}_{self.epilogue}{'_bias' if self.bias else ''}"
+        return f"matmul_{self.format}_{self.epilogue}{'_bias' if self.bias else ''}{'_experts' if self.experts else ''}"
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -70,6 +83,13 @@ class MatMul:
             _Quantized(self, module, isa).emit()
         else:
             _Floats(self, module, isa).emit()
+
+
+class Chunk:
+    """A pair of strips and the rows it is multiplied with: addresses of weights, first row, first output, bias."""
+
+    def __init__(self, w: Value, rows: Value, x: Value, out: Value) -> None:
+        self.w, self.rows, self.x, self.out, self.bias = w, rows, x, out, out
 
 
 class _Product:
@@ -101,6 +121,33 @@ class _Product:
     def out_bytes(self) -> int:
         """Bytes of a pair's outputs in a row."""
         return (STRIP if self.gated else 2 * STRIP) * 4
+
+    def kernel(self, pair: Callable[[Function, Operands, Chunk], None]) -> None:
+        """The kernel: takes chunks of pairs and hands each pair with its rows to ``pair``."""
+        f, ops = begin(self.module, self.spec.symbol, self.spec.fields)
+        thread = f.args[1]
+        x, out = ops.ptr("x").at(thread * ops.int("x_private")), ops.ptr("out")
+        pairs, strip_bytes = ops.int("pairs"), ops.int("strip_bytes")
+        if self.spec.experts:
+            copy = thread * ops.int("active_private")
+            active = ops.ptr("active").at(copy)
+            total = ops.ptr("n_active").at(copy).load(I64) * pairs
+            size = ops.int("chunk")
+        else:
+            rows, total = ops.ptr("rows").load(I64), pairs
+            size = (rows <= FEW_ROWS).select(ops.int("chunk"), f.const(1, I64))
+        with chunks(f, ops.ptr("counter"), total, size) as (start, stop), f.loop(start, stop) as i:
+            if self.spec.experts:
+                entry, at = active.at(i // pairs, ACTIVE_BYTES), i % pairs
+                expert, first, rows = (entry.load(I64, 8 * n) for n in range(3))
+                w = ops.ptr("w").at(expert * ops.int("expert_bytes")).at(at * strip_bytes, 2)
+                chunk = Chunk(w, rows, x.at(first * ops.int("x_stride")), out.at(first * ops.int("out_stride")))
+            else:
+                at = i
+                chunk = Chunk(ops.ptr("w").at(at * strip_bytes, 2), rows, x, out)
+            chunk.out = chunk.out.at(at, self.out_bytes)
+            chunk.bias = ops.ptr("bias").at(at, self.out_bytes)
+            pair(f, ops, chunk)
 
 
 class _Quantized(_Product):
@@ -321,31 +368,22 @@ class _Quantized(_Product):
     # -- the kernel ------------------------------------------------------------------------------------------
 
     def emit(self) -> None:
+        """Write the kernel."""
         directs = {r: self.direct(r) for r in (1, 2, 4)}
         panels = self.panels()
-        f, ops = begin(self.module, self.spec.symbol, FIELDS)
-        thread = f.args[1]
-        rows = ops.ptr("rows").load(I64)
-        x = ops.ptr("x").at(thread * ops.int("x_private"))
-        x_stride, out, out_stride = ops.int("x_stride"), ops.ptr("out"), ops.int("out_stride")
-        strip_bytes, units, bias = ops.int("strip_bytes"), ops.int("units"), ops.ptr("bias")
-        scratch = ops.ptr("scratch").at(thread * ops.int("scratch_stride"))
-        few = rows <= FEW_ROWS
-        size = few.select(ops.int("chunk"), f.const(1, I64))
-        with chunks(f, ops.ptr("counter"), ops.int("pairs"), size) as (start, stop), f.loop(start, stop) as pair:
-            w = ops.ptr("w").at(pair * strip_bytes, 2)
-            out_at, bias_at = out.at(pair, self.out_bytes), bias.at(pair, self.out_bytes)
-            with f.either(few) as otherwise:
-                done = f.variable(f.const(0, I64))
-                for n in (4, 2, 1):
-                    with f.forever() as loop:
-                        at = done.get()
-                        loop.leave_if(rows - at < n)
-                        f.invoke(directs[n], w, strip_bytes, units, x.at(at * x_stride), x_stride,
-                                 out_at.at(at * out_stride), out_stride, bias_at)  # fmt: skip
-                        done.set(at + n)
+
+        def pair(f: Function, ops: Operands, c: Chunk) -> None:
+            strip_bytes, units = ops.int("strip_bytes"), ops.int("units")
+            x_stride, out_stride = ops.int("x_stride"), ops.int("out_stride")
+            scratch = ops.ptr("scratch").at(f.args[1] * ops.int("scratch_stride"))
+            with f.either(c.rows <= FEW_ROWS) as otherwise:
+                in_tiles(f, c.rows, (4, 2, 1), lambda n, at: f.invoke(
+                    directs[n], c.w, strip_bytes, units, c.x.at(at * x_stride), x_stride,
+                    c.out.at(at * out_stride), out_stride, c.bias))  # fmt: skip
                 otherwise()
-                f.invoke(panels, w, strip_bytes, units, rows, x, x_stride, out_at, out_stride, bias_at, scratch)
+                f.invoke(panels, c.w, strip_bytes, units, c.rows, c.x, x_stride, c.out, out_stride, c.bias, scratch)
+
+        self.kernel(pair)
 
 
 class _Floats(_Product):
@@ -382,23 +420,16 @@ class _Floats(_Product):
     def emit(self) -> None:
         sizes = (6, 1) if self.isa.registers >= 32 else (3, 1)
         tiles = {r: self.tile(r) for r in sizes}
-        f, ops = begin(self.module, self.spec.symbol, FIELDS)
-        rows = ops.ptr("rows").load(I64)
-        x = ops.ptr("x").at(f.args[1] * ops.int("x_private"))
-        x_stride, out, out_stride = ops.int("x_stride"), ops.ptr("out"), ops.int("out_stride")
-        strip_bytes, k, bias = ops.int("strip_bytes"), ops.int("units"), ops.ptr("bias")
-        size = (rows <= FEW_ROWS).select(ops.int("chunk"), f.const(1, I64))
-        with chunks(f, ops.ptr("counter"), ops.int("pairs"), size) as (start, stop), f.loop(start, stop) as pair:
-            w = ops.ptr("w").at(pair * strip_bytes, 2)
-            out_at, bias_at = out.at(pair, self.out_bytes), bias.at(pair, self.out_bytes)
-            done = f.variable(f.const(0, I64))
-            for n in sizes:
-                with f.forever() as loop:
-                    at = done.get()
-                    loop.leave_if(rows - at < n)
-                    f.invoke(tiles[n], w, strip_bytes, k, x.at(at * x_stride), x_stride,
-                             out_at.at(at * out_stride), out_stride, bias_at)  # fmt: skip
-                    done.set(at + n)
+
+        def pair(f: Function, ops: Operands, c: Chunk) -> None:
+            strip_bytes, k, x_stride, out_stride = (
+                ops.int(n) for n in ("strip_bytes", "units", "x_stride", "out_stride")
+            )
+            in_tiles(f, c.rows, sizes, lambda n, at: f.invoke(
+                tiles[n], c.w, strip_bytes, k, c.x.at(at * x_stride), x_stride,
+                c.out.at(at * out_stride), out_stride, c.bias))  # fmt: skip
+
+        self.kernel(pair)
 
 
 def _shift(v: Value, left: int) -> Value:

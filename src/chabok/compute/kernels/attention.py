@@ -1,0 +1,369 @@
+"""Attention over pages of the key/value cache, with an online softmax.
+
+A page holds 64 tokens of one sequence for every layer and key/value head: keys transposed, f16[head_dim][64], then values,
+f16[64][head_dim]. Sixteen keys are scored at once and sixteen dimensions of the output summed at once, so nothing is
+ever summed across a vector; all the query heads that share a key/value head, and several query rows, share each load.
+
+An item of work is a block of consecutive rows of one sequence and a run of spans (512 keys, 8 pages) of its keys. Each span is
+reduced by itself to (peak, sum, weighted values) and spans are merged in order, in the item or, where a sequence's spans
+were shared out between threads, in ``Merge``: the operations and their order are the same, and so is every bit.
+
+Reference: Dao et al., "FlashAttention" (2022), and Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chabok.compute.emit import F16, F32, I16, I32, I64, PTR, Function, Module, Value
+from chabok.compute.isa import ISA
+from chabok.compute.kernels.common import begin, chunks, exp, in_tiles
+from chabok.compute.kernels.quantize import quantize_group, root_mean_square
+
+PAGE = 64
+"""Tokens of a page."""
+
+SPAN_PAGES = 8
+"""Pages of a span."""
+
+ITEM_BYTES = 64
+"""An item, 64-bit fields: first row, rows, position of the first row, address of the page addresses, first span, end span, slot."""
+
+ROW_BLOCK = 16
+"""Most rows of an item."""
+
+NEVER = -1e30
+"""The peak of no scores: finite, so that differences of peaks are never NaN."""
+
+
+def head_bytes(head_dim: int) -> int:
+    """Bytes of a page for one layer and key/value head: keys and values."""
+    return 2 * PAGE * head_dim * 2
+
+
+def partial_floats(head_dim: int) -> int:
+    """Floats of one head's unfinished result: peak, sum, padding to 16, then head_dim weighted values."""
+    return 16 + head_dim
+
+
+@dataclass(frozen=True)
+class RopeStore:
+    """Rotates queries and keys by their positions and files keys and values in their pages.
+
+    qkv float32[rows, (heads + 2 * kv_heads) * head_dim]: queries are rotated in place and scaled, keys and values become f16 in
+    the cache. Dimension i turns with i + half; with ``norms``, each head is first divided by its root mean square and
+    multiplied by a weight of its own (q_norm, k_norm). Half of the table's row is cosines, half sines.
+
+    Su et al., "RoFormer" (2021).
+    """
+
+    head_dim: int
+    norms: bool = False
+
+    fields = ("rows", "qkv", "qkv_stride", "heads", "kv_heads", "positions", "pages", "layer", "table", "q_scale",
+              "q_norm", "k_norm", "eps", "counter")  # fmt: skip
+
+    @property
+    def symbol(self) -> str:
+        """Name of the function."""
+        return f"rope_store_{self.head_dim}{'_norms' if self.norms else ''}"
+
+    def emit(self, module: Module, isa: ISA) -> None:
+        """Write the kernel."""
+        f, ops = begin(module, self.symbol, self.fields)
+        dim = self.head_dim
+        rows, heads, kv_heads = ops.ptr("rows").load(I64), ops.int("heads"), ops.int("kv_heads")
+        all_heads = heads + kv_heads * 2
+        blocks = (rows + 15) // 16
+        # An item is one head of sixteen rows: threads then rarely write to the same line of a transposed page.
+        with chunks(f, ops.ptr("counter"), blocks * all_heads, 2) as (start, stop), f.loop(start, stop) as item:
+            head, first = item % all_heads, item // all_heads * 16
+            with f.loop(first, f.minimum(first + 16, rows)) as r:
+                x = ops.ptr("qkv").at(r * ops.int("qkv_stride")).at(head, 4 * dim)
+                position = ops.ptr("positions").at(r, 4).load(I32).sext(I64)
+                with f.either(head < heads) as otherwise:
+                    rotated = self.rotate(f, ops.ptr("table"), x, position, ops.ptr("q_norm"), ops.float("eps"))
+                    for i, v in enumerate(rotated):
+                        x.store(v * ops.float("q_scale"), 64 * i)
+                    otherwise()
+                    page = ops.ptr("pages").at(r, 8).load(PTR, align=8).at(ops.int("layer"))
+                    token = position & (PAGE - 1)
+                    is_key = head < heads + kv_heads
+                    kv_head = is_key.select(head - heads, head - heads - kv_heads)
+                    keys = page.at(kv_head, head_bytes(dim))
+                    with f.either(is_key) as value_branch:
+                        rotated = self.rotate(f, ops.ptr("table"), x, position, ops.ptr("k_norm"), ops.float("eps"))
+                        column = keys.at(token, 2)
+                        for i, v in enumerate(rotated):
+                            narrow = _to_half(f, v).bitcast(I16 * 16)
+                            for lane in range(16):
+                                column.store(narrow.lane(lane), (16 * i + lane) * PAGE * 2)
+                        value_branch()
+                        values = keys.at(PAGE * dim * 2).at(token, dim * 2)
+                        for i in range(dim // 16):
+                            values.store(_to_half(f, x.load(F32 * 16, 64 * i)), 32 * i)
+
+    def rotate(self, f: Function, table: Value, x: Value, position: Value, norm: Value, eps: Value) -> list[Value]:
+        """A head's vectors of 16, normalized if asked, rotated."""
+        n = self.head_dim // 16
+        v = [x.load(F32 * 16, 64 * i) for i in range(n)]
+        if self.norms:
+            factor = root_mean_square(f, x, f.const(self.head_dim, I64), eps)
+            v = [a * factor * norm.load(F32 * 16, 64 * i) for i, a in enumerate(v)]
+        turn = table.at(position, 4 * self.head_dim)
+        low, high = [], []
+        for i in range(n // 2):
+            cos, sin = turn.load(F32 * 16, 64 * i), turn.load(F32 * 16, 64 * (n // 2 + i))
+            a, b = v[i], v[n // 2 + i]
+            low.append(f.fma(a, cos, -(b * sin)))
+            high.append(f.fma(b, cos, a * sin))
+        return low + high
+
+
+def _to_half(f: Function, v: Value) -> Value:
+    """Floats as f16, kept within its range."""
+    return f.maximum(f.minimum(v, 65504.0), -65504.0).to_float(F16)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Scores of a block's queries against their keys, and the values weighted by them, unnormalized.
+
+    group: query heads that share a key/value head. window: whether keys older than ``window`` are hidden. cap: whether scores
+    s become cap * tanh(s / cap). Queries come rotated and scaled. Results go to ``partials`` float32[slots, heads, 16 + head_dim].
+    """
+
+    head_dim: int
+    group: int
+    window: bool = False
+    cap: bool = False
+
+    fields = ("items", "n_items", "qkv", "qkv_stride", "kv_heads", "layer", "window", "cap", "partials", "scratch",
+              "scratch_stride", "counter")  # fmt: skip
+
+    @property
+    def symbol(self) -> str:
+        """Name of the function."""
+        flags = ("_window" if self.window else "") + ("_cap" if self.cap else "")
+        return f"attention_{self.head_dim}_{self.group}{flags}"
+
+    @property
+    def queries(self) -> int:
+        """Most queries of an item."""
+        return ROW_BLOCK * self.group
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch a thread needs: scores, then for each query a span's state and the merged state."""
+        return self.queries * 4 * (PAGE + 2 * partial_floats(self.head_dim))
+
+    def emit(self, module: Module, isa: ISA) -> None:
+        """Write the kernel."""
+        # (vectors of 16 side by side, queries that share their loads): as many sums as registers hold.
+        vectors, most = (4, 6) if isa.registers >= 32 else (2, 3)
+        sizes = [n for n in (6, 4, 3, 2, 1) if n <= most]
+        score = {n: self.scores(module, n, vectors) for n in sizes}
+        across = max(v for v in range(1, vectors + 1) if self.head_dim // 16 % v == 0)
+        weigh = {n: self.weighted(module, n, across) for n in sizes}
+        soften = self.soften(module)
+        merge = merge_function(module, self.symbol, self.head_dim)
+        f, ops = begin(module, self.symbol, self.fields)
+        dim, group, state = self.head_dim, self.group, 4 * partial_floats(self.head_dim)
+        kv_heads = ops.int("kv_heads")
+        scratch = ops.ptr("scratch").at(f.args[1] * ops.int("scratch_stride"))
+        spans, totals = scratch.at(self.queries * 4 * PAGE), scratch.at(self.queries * (4 * PAGE + state))
+        units = ops.ptr("n_items").load(I64) * kv_heads
+        with chunks(f, ops.ptr("counter"), units, 1) as (unit, _):
+            head = unit % kv_heads
+            item = ops.ptr("items").at(unit // kv_heads, ITEM_BYTES)
+            first_row, n_rows, position = item.load(I64), item.load(I64, 8), item.load(I64, 16)
+            page_list = item.load(PTR, 24, align=8)
+            slot = item.load(I64, 48)
+            queries = n_rows * group
+            q = ops.ptr("qkv").at(first_row * ops.int("qkv_stride")).at(head, 4 * group * dim)
+            last = position + n_rows - 1
+            oldest = f.const(0, I64)
+            if self.window:
+                oldest = f.maximum(position - ops.int("window") + 1, 0) // PAGE
+            with f.loop(0, queries) as i:
+                self.reset(f, totals.at(i, state))
+            with f.loop(item.load(I64, 32), item.load(I64, 40)) as span:
+                with f.loop(0, queries) as i:
+                    self.reset(f, spans.at(i, state))
+                first_page = f.maximum(span * SPAN_PAGES, oldest)
+                end_page = f.minimum((span + 1) * SPAN_PAGES, last // PAGE + 1)
+                with f.loop(first_page, end_page) as page:
+                    keys = page_list.at(page, 8).load(PTR, align=8).at(ops.int("layer")).at(head, head_bytes(dim))
+                    in_tiles(f, queries, sizes, lambda n, i: f.invoke(
+                        score[n], q, ops.int("qkv_stride"), i, keys, scratch.at(i, 4 * PAGE)))  # fmt: skip
+                    with f.loop(0, queries) as i:
+                        f.invoke(soften, scratch.at(i, 4 * PAGE), spans.at(i, state), page * PAGE, position + i // group,
+                                 ops.int("window"), ops.float("cap"))  # fmt: skip
+                    in_tiles(f, queries, sizes, lambda n, i: f.invoke(
+                        weigh[n], scratch.at(i, 4 * PAGE), keys.at(PAGE * dim * 2), spans.at(i, state)))  # fmt: skip
+                with f.loop(0, queries) as i:
+                    f.invoke(merge, totals.at(i, state), spans.at(i, state))
+            with f.loop(0, queries) as i:
+                to = ops.ptr("partials").at((slot + i // group) * kv_heads + head, group * state).at(i % group, state)
+                total = totals.at(i, state)
+                to.store(total.load(F32), 0)
+                to.store(total.load(F32, 4), 4)
+                for v in range(dim // 16):
+                    to.store(total.load(F32 * 16, 64 + 64 * v), 64 + 64 * v)
+
+    def reset(self, f: Function, state: Value) -> None:
+        """The state before any key."""
+        state.store(f.const(NEVER, F32), 0)
+        state.store(f.const(0.0, F32), 4)
+        for v in range(self.head_dim // 16):
+            state.store(f.const(0.0, F32 * 16), 64 + 64 * v)
+
+    def scores(self, module: Module, n: int, vectors: int) -> Function:
+        """Products of n queries with the 64 keys of a page."""
+        args = [("q", PTR), ("q_stride", I64), ("first", I64), ("keys", PTR), ("out", PTR)]
+        f = module.function(f"{self.symbol}_score{n}", args)
+        q, q_stride, first, keys, out = f.args
+        rows = []
+        for i in range(n):
+            query = first + i
+            rows.append(q.at(query // self.group * q_stride).at(query % self.group, 4 * self.head_dim))
+        with f.loop(0, 4 // vectors) as block:
+            acc = [[f.variable(f.const(0.0, F32 * 16)) for _ in range(vectors)] for _ in range(n)]
+            at = keys.at(block, 32 * vectors)
+            with f.loop(0, self.head_dim) as d:
+                k = [at.at(d, PAGE * 2).load(F16 * 16, 32 * v).to_float() for v in range(vectors)]
+                for i in range(n):
+                    value = rows[i].at(d, 4).load(F32)
+                    for v in range(vectors):
+                        acc[i][v].set(f.fma(k[v], value, acc[i][v].get()))
+            for i in range(n):
+                for v in range(vectors):
+                    out.at(block, 64 * vectors).store(acc[i][v].get(), i * 4 * PAGE + 64 * v)
+        return f
+
+    def soften(self, module: Module) -> Function:
+        """A query's 64 scores become exponentials below its running peak; its state is rescaled to that peak."""
+        args = [("scores", PTR), ("state", PTR), ("first_key", I64), ("position", I64), ("window", I64), ("cap", F32)]
+        f = module.function(f"{self.symbol}_soften", args)
+        scores, state, first_key, position, window, cap = f.args
+        s = [scores.load(F32 * 16, 64 * i) for i in range(4)]
+        if self.cap:
+            # cap * tanh(s / cap), with tanh(y) = 1 - 2 / (e**2y + 1)
+            s = [cap.splat(16) * (1.0 - 2.0 / (exp(f, v * (2.0 / cap)) + 1.0)) for v in s]
+        hidden = f.const(float("-inf"), F32 * 16)
+        newest = (position - first_key).trunc(I32)
+        slots = [f.variable(v) for v in s]
+        masked = newest < PAGE - 1
+        if self.window:
+            oldest = (position - window - first_key).trunc(I32)
+            masked = masked | (oldest >= 0)
+        with f.when(masked):
+            for i, slot in enumerate(slots):
+                key = f.const_vector(range(16 * i, 16 * i + 16), I32)  # type: ignore[arg-type]
+                seen = key <= newest
+                if self.window:
+                    seen = seen & (key > oldest)
+                slot.set(seen.select(slot.get(), hidden))
+        s = [slot.get() for slot in slots]
+        before = state.load(F32)
+        peak = f.maximum(before, f.reduce_max(f.maximum(f.maximum(s[0], s[1]), f.maximum(s[2], s[3]))))
+        p = [exp(f, v - peak) for v in s]
+        for i, v in enumerate(p):
+            scores.store(v, 64 * i)
+        keep = exp(f, (before - peak).splat(16))
+        total = f.reduce_add((p[0] + p[1]) + (p[2] + p[3]))
+        state.store(peak, 0)
+        state.store(f.fma(state.load(F32, 4), keep.lane(0), total), 4)
+        with f.when(before < peak):
+            for v in range(self.head_dim // 16):
+                state.store(state.load(F32 * 16, 64 + 64 * v) * keep, 64 + 64 * v)
+        return f
+
+    def weighted(self, module: Module, n: int, vectors: int) -> Function:
+        """Add a page's values, weighted, to the states of n queries."""
+        args = [("weights", PTR), ("values", PTR), ("states", PTR)]
+        f = module.function(f"{self.symbol}_weigh{n}", args)
+        weights, values, states = f.args
+        stride = 4 * partial_floats(self.head_dim)
+        with f.loop(0, self.head_dim // 16, vectors) as block:
+            to = [states.at(i * stride + 64).at(block, 64) for i in range(n)]
+            acc = [[f.variable(to[i].load(F32 * 16, 64 * v)) for v in range(vectors)] for i in range(n)]
+            at = values.at(block, 32)
+            with f.loop(0, PAGE) as t:
+                row = [at.at(t, 2 * self.head_dim).load(F16 * 16, 32 * v).to_float() for v in range(vectors)]
+                for i in range(n):
+                    weight = weights.at(t, 4).load(F32, i * 4 * PAGE)
+                    for v in range(vectors):
+                        acc[i][v].set(f.fma(row[v], weight, acc[i][v].get()))
+            for i in range(n):
+                for v in range(vectors):
+                    to[i].store(acc[i][v].get(), 64 * v)
+        return f
+
+
+def merge_function(module: Module, owner: str, head_dim: int) -> Function:
+    """A function that merges the state at ``new`` into the state at ``total``."""
+    f = module.function(f"{owner}_merge", [("total", PTR), ("new", PTR)])
+    total, new = f.args
+    ours, theirs = total.load(F32), new.load(F32)
+    peak = f.maximum(ours, theirs)
+    a, b = exp(f, (ours - peak).splat(16)), exp(f, (theirs - peak).splat(16))
+    total.store(peak, 0)
+    total.store(f.fma(total.load(F32, 4), a.lane(0), new.load(F32, 4) * b.lane(0)), 4)
+    for v in range(head_dim // 16):
+        at = 64 + 64 * v
+        total.store(f.fma(total.load(F32 * 16, at), a, new.load(F32 * 16, at) * b), at)
+    return f
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Merges a row's partial results in order, normalizes them, and writes them as the next product's input.
+
+    slots: int64[rows, 2], the first slot of a row and how many. Output as lines of 8-bit activations, or floats.
+    """
+
+    head_dim: int
+    to_bytes: bool = True
+    private: bool = False
+
+    fields = ("rows", "slots", "partials", "heads", "out", "out_stride", "out_private", "scratch", "scratch_stride", "counter")
+
+    @property
+    def symbol(self) -> str:
+        """Name of the function."""
+        return f"merge_{self.head_dim}{'' if self.to_bytes else '_float'}{'_private' if self.private else ''}"
+
+    def emit(self, module: Module, isa: ISA) -> None:
+        """Write the kernel."""
+        merge = merge_function(module, self.symbol, self.head_dim)
+        f, ops = begin(module, self.symbol, self.fields)
+        dim, state, heads = self.head_dim, 4 * partial_floats(self.head_dim), ops.int("heads")
+        total = ops.ptr("scratch").at(f.args[1] * ops.int("scratch_stride"))
+        out = ops.ptr("out").at(f.args[1] * ops.int("out_private"))
+
+        def row(r: Value) -> None:
+            first, count = (ops.ptr("slots").at(r, 16).load(I64, 8 * i) for i in range(2))
+            to = out.at(r * ops.int("out_stride"))
+            with f.loop(0, heads) as head:
+                source = ops.ptr("partials").at(first * heads + head, state)
+                for v in range(dim // 16 + 1):
+                    total.store(source.load(F32 * 16, 64 * v), 64 * v)
+                with f.loop(1, count) as i:
+                    f.invoke(merge, total, source.at(i * heads, state))
+                inverse = f.const(1.0, F32) / total.load(F32, 4)
+                for pair in range(dim // 32):
+                    a, b = (total.load(F32 * 16, 64 + 128 * pair + 64 * i) * inverse for i in range(2))
+                    if self.to_bytes:
+                        quantize_group(f, a, b, to.at(head, 2 * dim).at(64 * pair))
+                    else:
+                        for i, v in enumerate((a, b)):
+                            to.at(head, 4 * dim).store(v, 128 * pair + 64 * i)
+
+        rows = ops.ptr("rows").load(I64)
+        if self.private:
+            with f.loop(0, rows) as r:
+                row(r)
+        else:
+            with chunks(f, ops.ptr("counter"), rows, 4) as (start, stop), f.loop(start, stop) as r:
+                row(r)

@@ -1,0 +1,279 @@
+"""The threads that run a program.
+
+Workers live in native code while there is work: they wait for the next program by spinning, then yielding, and return to
+Python to sleep on a lock when nothing has come for about a millisecond, so an idle pool uses no CPU. Between the steps of a
+program the threads meet at a barrier, which spins first and yields later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from chabok.compute.emit import I64, PTR, Function, Module, Value
+from chabok.compute.isa import ISA
+
+if TYPE_CHECKING:
+    from chabok.compute.library import Library
+    from chabok.compute.program import Program
+
+# The control block: 64-bit fields, those that threads contend for on cache lines of their own.
+EPOCH, ARRIVED, GENERATION, PROGRAM, STEPS, THREADS, YIELD, STOP = 0, 64, 128, 192, 200, 208, 216, 256
+CONTROL_BYTES = 320
+
+STEP_BYTES = 32
+"""A step: address of the kernel, address of its operands, whether all threads meet afterwards."""
+
+_SPIN = 2_000
+_PATIENCE = 30_000
+
+
+def _yield(f: Function, control: Value, count: Value) -> None:
+    """Pause; after many pauses give the core away each time."""
+    with f.either(count < _SPIN) as otherwise:
+        f.pause()
+        otherwise()
+        f.call_pointer(control.load(PTR, YIELD, align=8))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Run the current program as one of its threads."""
+
+    @property
+    def symbol(self) -> str:
+        return "pool_run"
+
+    def emit(self, module: Module, isa: ISA) -> None:
+        barrier = module.function("pool_barrier", [("control", PTR), ("threads", I64)])
+        control, threads = barrier.args
+        generation = control.at(GENERATION)
+        now = generation.load_atomic()
+        last = control.at(ARRIVED).fetch_add(1).eq(threads - 1)
+        with barrier.either(last) as otherwise:
+            control.at(ARRIVED).store_atomic(0)
+            generation.store_atomic(now + 1)
+            otherwise()
+            count = barrier.variable(barrier.const(0, I64))
+            with barrier.forever() as waiting:
+                waiting.leave_if(generation.load_atomic().ne(now))
+                _yield(barrier, control, count.get())
+                count.set(count.get() + 1)
+
+        f = module.function(self.symbol, [("control", PTR), ("thread", I64)])
+        control, thread = f.args
+        threads = control.load(I64, THREADS)
+        program = control.load(PTR, PROGRAM, align=8)
+        with f.loop(0, control.load(I64, STEPS)) as i:
+            step = program.at(i, STEP_BYTES)
+            f.call_pointer(step.load(PTR, align=8), step.load(PTR, 8, align=8), thread, threads)
+            with f.when(step.load(I64, 16).ne(0)):
+                f.invoke(barrier, control, threads)
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """Wait for an epoch other than the last; found[0] is the new one, or -1 when patience ran out."""
+
+    @property
+    def symbol(self) -> str:
+        return "pool_wait"
+
+    def emit(self, module: Module, isa: ISA) -> None:
+        f = module.function(self.symbol, [("control", PTR), ("last", I64), ("found", PTR)])
+        control, last, found = f.args
+        count = f.variable(f.const(0, I64))
+        found.store(f.const(-1, I64))
+        with f.forever() as waiting:
+            epoch = control.at(EPOCH).load_atomic()
+            with f.when(epoch.ne(last)):
+                found.store(epoch)
+            waiting.leave_if(epoch.ne(last))
+            waiting.leave_if(count.get() > _PATIENCE)
+            _yield(f, control, count.get())
+            count.set(count.get() + 1)
+
+
+@dataclass(frozen=True)
+class _Publish:
+    """Announce a program: the control block's other fields are written before."""
+
+    @property
+    def symbol(self) -> str:
+        return "pool_publish"
+
+    def emit(self, module: Module, isa: ISA) -> None:
+        f = module.function(self.symbol, [("control", PTR)])
+        f.args[0].at(EPOCH).fetch_add(1)
+
+
+def aligned(n_bytes: int, alignment: int = 64) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Zeroed bytes at an aligned address: uint8[n_bytes]."""
+    raw = np.zeros(n_bytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + n_bytes]
+
+
+def usable_cores() -> int:
+    """Physical cores this process may use: its affinity and its cgroup's CPU quota taken into account."""
+    try:
+        allowed = os.sched_getaffinity(0)
+    except AttributeError:
+        return max(1, (os.cpu_count() or 2) // (1 if platform.machine() in ("arm64", "aarch64") else 2))
+    cores = set()
+    for cpu in allowed:
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
+                cores.add(f.read().strip())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, min(len(cores), int(cpu_quota() or len(cores))))
+
+
+def cpu_quota() -> float | None:
+    """CPUs this process's cgroup may use, None where nothing limits it."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as f:
+            quota, period = f.read().split()
+        return None if quota == "max" else max(int(quota) / int(period), 1.0)
+    except (OSError, ValueError):
+        pass
+    try:
+        with open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") as f:
+            quota = f.read()
+        with open("/sys/fs/cgroup/cpu/cpu.cfs_period_us") as f:
+            return max(int(quota) / int(f.read()), 1.0) if int(quota) > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+class Pool:
+    """``threads`` threads, the caller's among them, that run programs one after the other."""
+
+    def __init__(self, library: Library, threads: int | None = None) -> None:
+        self.threads = threads or usable_cores()
+        kernels = _Run(), _Wait(), _Publish()
+        run, wait, publish = library.load(kernels).values()
+        self._library = library
+        self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(run)
+        self._wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(wait)
+        self._publish = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(publish)
+        self._memory = aligned(CONTROL_BYTES)
+        self._control = self._memory.view(np.int64)
+        self._address = int(self._memory.ctypes.data)
+        self._control[THREADS // 8] = self.threads
+        self._control[YIELD // 8] = _yield_address()
+        self._lock = threading.Lock()
+        self._busy = threading.Lock()
+        self._asleep: list[threading.Lock] = []
+        self._workers: list[threading.Thread] = []
+        self._pid = 0
+        self._closed = False
+        self._finalizer = weakref.finalize(self, _stop, self._memory, self._publish, self._lock, self._asleep)
+
+    def run(self, program: Program) -> None:
+        """Run a program to its end on all threads."""
+        with self._busy:
+            if self._closed:
+                raise RuntimeError("the pool is closed")
+            program.rewind()
+            self._control[PROGRAM // 8] = program.address
+            self._control[STEPS // 8] = program.length
+            if self.threads > 1:
+                if self._pid != os.getpid():
+                    self._start()
+                with self._lock:
+                    self._publish(self._address)
+                    for sleeper in self._asleep:
+                        sleeper.release()
+                    self._asleep.clear()
+            self._run(self._address, 0)
+
+    def _start(self) -> None:
+        """Start the workers; again in a process that was forked, where they do not live on."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._asleep.clear()
+        self._control[ARRIVED // 8] = 0
+        epoch = int(self._control[EPOCH // 8])
+        self._workers = [
+            threading.Thread(
+                target=_work,
+                args=(thread, epoch, self._memory, self._run, self._wait, self._lock, self._asleep),
+                name=f"chabok-worker-{thread}",
+                daemon=True,
+            )
+            for thread in range(1, self.threads)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    def close(self) -> None:
+        """Stop the workers."""
+        with self._busy:
+            if not self._closed:
+                self._closed = True
+                self._finalizer()
+                if self._pid == os.getpid():
+                    for worker in self._workers:
+                        worker.join()
+
+
+def _work(
+    thread: int,
+    epoch: int,
+    memory: np.ndarray[tuple[int], np.dtype[np.uint8]],
+    run: ctypes._CFunctionType,
+    wait: ctypes._CFunctionType,
+    lock: threading.Lock,
+    asleep: list[threading.Lock],
+) -> None:
+    """A worker's life. It holds no reference to the pool, so that a forgotten pool can be collected."""
+    control = memory.view(np.int64)
+    address = int(memory.ctypes.data)
+    found = ctypes.c_int64()
+    alarm = threading.Lock()
+    alarm.acquire()
+    while True:
+        wait(address, epoch, ctypes.addressof(found))
+        if found.value < 0:
+            with lock:
+                sleeping = int(control[EPOCH // 8]) == epoch
+                if sleeping:
+                    asleep.append(alarm)
+            if sleeping:
+                alarm.acquire()
+            continue
+        epoch = found.value
+        if control[STOP // 8]:
+            return
+        run(address, thread)
+
+
+def _stop(
+    memory: np.ndarray[tuple[int], np.dtype[np.uint8]],
+    publish: ctypes._CFunctionType,
+    lock: threading.Lock,
+    asleep: list[threading.Lock],
+) -> None:
+    memory.view(np.int64)[STOP // 8] = 1
+    with lock:
+        publish(int(memory.ctypes.data))
+        for sleeper in asleep:
+            sleeper.release()
+        asleep.clear()
+
+
+def _yield_address() -> int:
+    if platform.system() == "Windows":
+        function = ctypes.WinDLL("kernel32").SwitchToThread  # type: ignore[attr-defined,unused-ignore]
+    else:
+        function = ctypes.CDLL(None).sched_yield
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
