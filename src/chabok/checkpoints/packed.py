@@ -160,6 +160,10 @@ class PackedStore:
                         found.append((used, folder.name, (folder / "weights.bin").stat().st_size))
         return {key: size for _, key, size in sorted(found)}
 
+    def sizes_of(self, fingerprint: str) -> dict[str, int]:
+        """Bytes by key of all packed forms of one model; their keys begin with its fingerprint."""
+        return {key: size for key, size in self.sizes().items() if key.startswith(fingerprint)}
+
     def open(self, key: str) -> PackedFile | None:
         """Map the packed model ``key``; None if it is not there. A damaged or outdated one is discarded."""
         folder = self._folder(key)

@@ -185,7 +185,7 @@ def _run_pip(wheel: Wheel, scratch: Path) -> tuple[int, str]:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        # Its temporary files on the same disk, where their growth can be watched; in English, to be understood.
+        # Temporary files on the same disk, where their growth can be watched; complaints in English.
         env={**os.environ, "TMPDIR": str(scratch), "LC_ALL": "C"},
     )
     try:

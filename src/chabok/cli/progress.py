@@ -1,0 +1,70 @@
+"""Progress on a terminal: a bar per stage on standard error, plain lines where nobody watches."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+
+class Bars:
+    """Draws the stages of ``chabok.checkpoints.progress.Progress``; a context manager."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        """``quiet``: draw nothing, but still pass on what to know while waiting."""
+        self._quiet = quiet
+        self._bars: RichProgress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def begin(self, what: str, total_bytes: int | None) -> None:
+        """Show a bar for the stage ``what``; a moving one where the total is not known."""
+        if self._quiet:
+            return
+        if not sys.stderr.isatty():
+            print(f"{what} ...", file=sys.stderr, flush=True)
+            return
+        if self._bars is None:
+            self._bars = _bars()
+            self._bars.start()
+        self._task = self._bars.add_task(what, total=total_bytes)
+
+    def advance(self, n_bytes: int) -> None:
+        """Move the bar of this stage."""
+        if self._bars is not None and self._task is not None:
+            self._bars.advance(self._task, n_bytes)
+
+    def end(self) -> None:
+        """Leave the bar as it is; the next stage gets another line."""
+        if self._bars is not None and self._task is not None:
+            self._bars.stop_task(self._task)
+        self._task = None
+
+    def say(self, message: str) -> None:
+        """Print a line above the bar."""
+        if self._bars is not None:
+            self._bars.console.print(message, style="dim", markup=False, highlight=False)
+        else:
+            print(message, file=sys.stderr, flush=True)
+
+
+def _bars() -> RichProgress:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import TransferSpeedColumn as Speed
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), Speed())
+    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
