@@ -24,3 +24,8 @@ def models_dir() -> Path:
 def packed_dir() -> Path:
     """Weights in the layout of the kernels."""
     return cache_dir() / "packed"
+
+
+def kernels_dir() -> Path:
+    """Where compiled kernels are kept."""
+    return cache_dir() / "kernels"

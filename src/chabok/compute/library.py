@@ -12,7 +12,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -109,21 +109,35 @@ def _initialize(isa: ISA) -> None:
         _initialized.add(kind)
 
 
+class Progress(Protocol):
+    """Is told how compiling gets on."""
+
+    def begin(self, what: str, total_bytes: int | None) -> None:
+        """Work of ``total_bytes`` parts starts (here: kernels)."""
+
+    def advance(self, n_bytes: int) -> None:
+        """That many more are done."""
+
+    def end(self) -> None:
+        """The work is over."""
+
+
 class Library:
     """Loaded kernels of one instruction set.
 
-    cache: folder of compiled objects, None to keep nothing. progress: told (done, total) while compiling.
+    cache: folder of compiled objects, None to keep nothing. progress: told while compiling.
     """
 
-    def __init__(self, isa: ISA, cache: Path | None = None) -> None:
+    def __init__(self, isa: ISA, cache: Path | None = None, progress: Progress | None = None) -> None:
         self.isa = isa
+        self.progress = progress
         self.cache = cache
         self._jit: object = None
         self._trackers: list[object] = []
         self._addresses: dict[Spec, int] = {}
         self._lock = threading.Lock()
 
-    def load(self, specs: Sequence[Spec], progress: Callable[[int, int], None] | None = None) -> dict[Spec, int]:
+    def load(self, specs: Sequence[Spec]) -> dict[Spec, int]:
         """Addresses of the kernels, compiling those that are on no disk yet."""
         with self._lock:
             wanted = [s for s in dict.fromkeys(specs) if s not in self._addresses]
@@ -133,18 +147,27 @@ class Library:
                     objects[spec] = found
             missing = [s for s in wanted if s not in objects]
             if missing:
-                if progress:
-                    progress(0, len(missing))
-                with ThreadPoolExecutor(max(1, os.process_cpu_count() if hasattr(os, "process_cpu_count") else os.cpu_count() or 1)) as workers:
-                    compiled = workers.map(lambda s: compile_object(s, self.isa), missing)
-                    for n, (spec, obj) in enumerate(zip(missing, compiled), 1):
-                        objects[spec] = obj
-                        self._write(spec, obj)
-                        if progress:
-                            progress(n, len(missing))
+                objects |= self._compile(missing)
             for spec in wanted:
                 self._addresses[spec] = self._link(spec, objects[spec])
             return {s: self._addresses[s] for s in specs}
+
+    def _compile(self, specs: list[Spec]) -> dict[Spec, bytes]:
+        """Compile on all cores (LLVM works outside the interpreter's lock) and keep the objects."""
+        objects = {}
+        if self.progress:
+            self.progress.begin("Compiling kernels", len(specs))
+        try:
+            with ThreadPoolExecutor() as workers:
+                for spec, obj in zip(specs, workers.map(lambda s: compile_object(s, self.isa), specs)):
+                    objects[spec] = obj
+                    self._write(spec, obj)
+                    if self.progress:
+                        self.progress.advance(1)
+        finally:
+            if self.progress:
+                self.progress.end()
+        return objects
 
     def _link(self, spec: Spec, obj: bytes) -> int:
         import llvmlite.binding as llvm

@@ -1,1 +1,55 @@
 """One file per architecture family: configuration to program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chabok.errors import CheckpointError, ResourceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from chabok.checkpoints.gguf import GGUF
+    from chabok.checkpoints.packed import PackedStore
+    from chabok.checkpoints.progress import Progress
+    from chabok.models.transformer import Transformer
+
+
+def load(
+    gguf: GGUF,
+    *,
+    threads: int | None = None,
+    pack: PackedStore | None = None,
+    kernels: Path | None = None,
+    max_rows: int = 512,
+    progress: Progress | None = None,
+) -> Transformer:
+    """Make a model ready to run.
+
+    pack: where packed weights are kept; None packs into memory. kernels: folder of compiled kernels, by default the cache's.
+    Raises CheckpointError for a file that is damaged or not supported, naming the field or tensor.
+    """
+    from chabok.checkpoints.paths import kernels_dir
+    from chabok.compute.isa import UnsupportedCPU, choose
+    from chabok.compute.library import Library
+    from chabok.models import gemma, llama, qwen
+    from chabok.models.transformer import Transformer
+    from chabok.models.weights import Weights
+
+    families = {arch: family for family in (llama, qwen, gemma) for arch in family.ARCHITECTURES}
+    family = families.get(gguf.architecture)
+    if family is None:
+        raise CheckpointError(
+            f"{gguf.path}: architecture '{gguf.architecture}' is not supported; supported are {', '.join(sorted(families))}"
+        )
+    config = family.read(gguf)
+    weights = Weights(gguf, config)
+    try:
+        isa = choose()
+    except UnsupportedCPU as error:
+        raise ResourceError(str(error)) from None
+    weights.load(pack, progress)
+    library = Library(isa, kernels or kernels_dir(), progress)
+    return Transformer(
+        config, weights, family.build, library, fingerprint=gguf.fingerprint, threads=threads, max_rows=max_rows
+    )

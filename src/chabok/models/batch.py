@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -46,11 +47,12 @@ class Logits:
         self,
         values: NDArray[np.float32],
         block_max: NDArray[np.float32] | None = None,
-        log_sum_exp: NDArray[np.float64] | None = None,
+        run_sums: NDArray[np.float64] | None = None,
     ) -> None:
+        """block_max: float32[n_out, ceil(vocab / BLOCK)]; run_sums: float64[n_out, runs, 2], peak and sum of exp below it."""
         self.values = values
         self._block_max = block_max
-        self._log_sum_exp = log_sum_exp
+        self._run_sums = run_sums
         self._stale: set[int] = set()
 
     def __len__(self) -> int:
@@ -73,8 +75,10 @@ class Logits:
 
     def log_sum_exp(self, row: int) -> float:
         """Logarithm of the row's sum of exponentials: log p(token) is its logit less this."""
-        if self._log_sum_exp is not None and row not in self._stale:
-            return float(self._log_sum_exp[row])
+        if self._run_sums is not None and row not in self._stale:
+            peaks, sums = self._run_sums[row].T
+            top = float(peaks.max())
+            return top + math.log(float((sums * np.exp(peaks - top)).sum()))
         values = self.values[row]
         peak = float(values.max())
         return peak + float(np.log(np.exp(values - np.float32(peak)).sum(dtype=np.float64)))

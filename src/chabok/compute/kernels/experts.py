@@ -18,8 +18,8 @@ from chabok.compute.kernels.rows import over_rows
 class Choose:
     """The top ``used`` experts of each row: softmax of logits float32[rows, experts], the largest first.
 
-    normalize: their weights are made to sum to one. Ids int32[rows, used], weights float32[rows, used]. Experts must be a multiple
-    of 16; the logits are overwritten. private: every thread does all rows into its own copy.
+    normalize: their weights are made to sum to one. Ids int32[rows, used], weights float32[rows, used]. A row of logits has room for a
+    multiple of 16. private: every thread does all rows into its own copy.
     """
 
     used: int
@@ -45,19 +45,24 @@ class Choose:
         def row(r: Value) -> None:
             logits = ops.ptr("logits").at(r * ops.int("logits_stride"))
             peak = f.variable(f.const(float("-inf"), F32 * 16))
+
+            def vector(i: Value) -> Value:
+                """Sixteen logits; beyond the last expert, nothing."""
+                return (lanes < (experts - i).trunc(I32)).select(logits.at(i, 4).load(F32 * 16), float("-inf"))
+
             with f.loop(0, experts, 16) as i:
-                peak.set(f.maximum(peak.get(), logits.at(i, 4).load(F32 * 16)))
+                peak.set(f.maximum(peak.get(), vector(i)))
             top = f.reduce_max(peak.get())
             total = f.variable(f.const(0.0, F32 * 16))
             with f.loop(0, experts, 16) as i:
-                total.set(total.get() + exp(f, logits.at(i, 4).load(F32 * 16) - top))
+                total.set(total.get() + exp(f, vector(i) - top))
             whole = f.variable(f.reduce_add(total.get()))
             chosen = []
             for j in range(self.used):
                 best = f.variable(f.const(float("-inf"), F32 * 16))
                 where = f.variable(f.const(0, I32 * 16))
                 with f.loop(0, experts, 16) as i:
-                    v, at = logits.at(i, 4).load(F32 * 16), lanes + i.trunc(I32)
+                    v, at = vector(i), lanes + i.trunc(I32)
                     # Rows share logits across threads in private mode, so what was taken is remembered, not erased.
                     for k in range(j):
                         v = at.ne(taken.load(I32, 4 * k)).select(v, float("-inf"))

@@ -9,7 +9,7 @@ from chabok.compute.isa import ISA
 from chabok.compute.kernels import matmul
 from chabok.compute.kernels.common import begin, chunks
 
-FIELDS = ("rows", "x", "x_stride", "k", "norm", "eps", "out", "out_stride", "out_private", "counter")
+FIELDS = ("rows", "x", "x_stride", "x_private", "k", "norm", "eps", "out", "out_stride", "out_private", "counter")
 
 
 def root_mean_square(f: Function, x: Value, k: Value, eps: Value) -> Value:
@@ -66,10 +66,11 @@ class Quantize:
         """Write the kernel."""
         f, ops = begin(module, self.symbol, FIELDS)
         out = ops.ptr("out").at(f.args[1] * ops.int("out_private"))
+        source = ops.ptr("x").at(f.args[1] * ops.int("x_private"))
         k, norm = ops.int("k"), ops.ptr("norm")
 
         def row(r: Value) -> None:
-            x, to = ops.ptr("x").at(r * ops.int("x_stride")), out.at(r * ops.int("out_stride"))
+            x, to = source.at(r * ops.int("x_stride")), out.at(r * ops.int("out_stride"))
             factor = root_mean_square(f, x, k, ops.float("eps")) if self.norm else None
             with f.loop(0, k, 32) as i:
                 vectors = []
