@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from chabok.engine.llm import LLM, AsyncLLM
+    from chabok.engine.aio import AsyncLLM
+    from chabok.engine.llm import LLM
     from chabok.engine.request import Completion, SamplingParams
 
 __all__ = ["LLM", "AsyncLLM", "Completion", "SamplingParams", "__version__"]
 
 _HOMES = {
     "LLM": "chabok.engine.llm",
-    "AsyncLLM": "chabok.engine.llm",
+    "AsyncLLM": "chabok.engine.aio",
     "SamplingParams": "chabok.engine.request",
     "Completion": "chabok.engine.request",
 }

@@ -11,6 +11,7 @@ same either way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from secrets import randbits
 from typing import NamedTuple
@@ -160,14 +161,35 @@ def candidates(
         ids, values = _sorted_row(logits.values[row])
         return _cut(ids, values, _normalised(values), params)
     total = logits.log_sum_exp(row)
+    ids, values = logits.top(row, HEAD)
     size = HEAD
     while True:
-        ids, values = logits.top(row, size) if size < vocab // 8 else _sorted_row(logits.values[row])
-        shares = np.exp(values.astype(np.float64) - total)
-        left = _cut(ids, values, shares, params)
+        left = _cut(ids, values, np.exp(values.astype(np.float64) - total), params)
         if len(left[0]) < len(ids) or len(ids) == vocab:
             return left
+        if params.min_p > 0:
+            # Too flat for the head: take all that min_p lets pass, and a hair more for the cut to decide on.
+            floor = float(values[0]) + math.log(params.min_p) - 1e-3
+            ids, values = _reaching(logits.values[row], floor)
+            return _cut(ids, values, np.exp(values.astype(np.float64) - total), params)
         size *= 16
+        ids, values = _best(logits.values[row], size)
+
+
+def _best(values: NDArray[np.float32], size: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The entries of a row that are among the ``size`` largest or equal to the last of them, best first."""
+    if size >= len(values):
+        return _sorted_row(values)
+    return _reaching(values, np.partition(values, len(values) - size)[len(values) - size])
+
+
+def _reaching(
+    values: NDArray[np.float32], floor: float | np.float32
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The entries of a row that are at least ``floor``, best first, equal ones by id."""
+    ids = np.flatnonzero(values >= floor).astype(np.int32)
+    best, order = _sorted_row(values[ids])[::-1]
+    return ids[order], best
 
 
 def _sorted_row(values: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

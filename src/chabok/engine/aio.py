@@ -1,0 +1,224 @@
+"""The Python API for asyncio: the same model, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+from chabok.engine.engine import Engine
+from chabok.engine.llm import LLM, Message, Prompt, each_prompt, is_prompt, per_prompt, single
+from chabok.engine.request import Completion, Request, SamplingParams, Token
+
+if TYPE_CHECKING:
+    from chabok.checkpoints.progress import Progress
+
+
+class _Waker:
+    """Wakes the streams of one event loop, once for all the news of a step."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.streams: set[AsyncStream] = set()
+        self._due = False
+
+    def __call__(self) -> None:
+        if not self._due:
+            self._due = True
+            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                self.loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._due = False
+        for stream in self.streams:
+            if stream.has_news:
+                stream.news.set()
+
+
+class AsyncStream:
+    """An answer as it is written: ``async for token in stream``, or ``await stream.completion()``.
+
+    Leaving an ``async with`` block, or cancelling the task that waits for it, ends the generation early.
+    """
+
+    def __init__(self, waker: _Waker, engine: Engine, request: Request) -> None:
+        self.news = asyncio.Event()
+        self._waker = waker
+        self._handle = engine.submit(request, waker)
+        waker.streams.add(self)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something can be read without waiting."""
+        return bool(self._handle.tokens) or self._handle.done
+
+    def __aiter__(self) -> AsyncIterator[Token]:
+        return self
+
+    async def __anext__(self) -> Token:
+        handle = self._handle
+        while not handle.tokens:
+            if handle.done:
+                self._waker.streams.discard(self)
+                if handle.error is not None:
+                    raise handle.error
+                raise StopAsyncIteration
+            await self._wait()
+        return handle.tokens.popleft()
+
+    async def completion(self) -> Completion:
+        """The whole answer; waits for its end."""
+        handle = self._handle
+        while not handle.done:
+            await self._wait()
+        self._waker.streams.discard(self)
+        return handle.result()
+
+    async def _wait(self) -> None:
+        # Nothing is awaited between looking and clearing, so a wake-up in between is still to come.
+        self.news.clear()
+        if self._handle.done:
+            return
+        try:
+            await self.news.wait()
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop generating; what was written so far is in ``completion``, with finish_reason "cancelled"."""
+        if not self._handle.done:
+            self._handle.cancel()
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncLLM:
+    """A language model for asyncio; its steps run in a thread of their own, which sleeps when idle.
+
+    The parameters are those of ``LLM``. Loading blocks; ``await AsyncLLM.open(...)`` does it in a thread.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        threads: int | None = None,
+        context: int | None = None,
+        max_batch: int = 64,
+        kv_memory: int | None = None,
+        pack: bool = True,
+        budget_s: float = 0.03,
+        progress: Progress | None = None,
+    ) -> None:
+        self._set(
+            LLM(
+                model,
+                threads=threads,
+                context=context,
+                max_batch=max_batch,
+                kv_memory=kv_memory,
+                pack=pack,
+                budget_s=budget_s,
+                progress=progress,
+            )
+        )
+
+    @classmethod
+    async def open(cls, model: str = "smollm2", **options: Any) -> AsyncLLM:
+        """Load a model without blocking the event loop."""
+        return await asyncio.to_thread(cls, model, **options)
+
+    @classmethod
+    def of(cls, llm: LLM) -> AsyncLLM:
+        """The asynchronous side of a model that is loaded already; closing one closes the other."""
+        one = cls.__new__(cls)
+        one._set(llm)
+        return one
+
+    def _set(self, llm: LLM) -> None:
+        self.llm = llm
+        self._wakers: dict[asyncio.AbstractEventLoop, _Waker] = {}
+        llm.engine.start()
+
+    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncStream:
+        """Continue a prompt: ``async for token in await llm.stream(prompt)``."""
+        return self._submit(await asyncio.to_thread(self.llm.request, prompt, params))
+
+    def _submit(self, request: Request) -> AsyncStream:
+        loop = asyncio.get_running_loop()
+        waker = self._wakers.get(loop)
+        if waker is None:
+            self._wakers = {known: waker for known, waker in self._wakers.items() if not known.is_closed()}
+            waker = self._wakers[loop] = _Waker(loop)
+        return AsyncStream(waker, self.llm.engine, request)
+
+    async def chat_stream(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> AsyncStream:
+        """Answer a conversation, token by token."""
+        return self._submit(await asyncio.to_thread(self.llm.chat_request, messages, params, tools=tools))
+
+    @overload
+    async def generate(  # type: ignore[overload-overlap]  # a str is a sequence of strings, to the type checker
+        self, prompts: str, params: SamplingParams | None = None
+    ) -> Completion: ...
+    @overload
+    async def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]: ...
+    @overload
+    async def generate(self, prompts: Sequence[int], params: SamplingParams | None = None) -> Completion: ...
+    async def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Completion | list[Completion]:
+        """Continue one prompt, or several at once; see ``LLM.generate``."""
+        if is_prompt(prompts):
+            return await (await self.stream(prompts, single(params))).completion()
+        streams: list[AsyncStream] = []
+        try:
+            for prompt, each in zip(each_prompt(prompts), per_prompt(params, len(prompts)), strict=True):
+                streams.append(await self.stream(prompt, each))
+            return [await stream.completion() for stream in streams]
+        except BaseException:
+            for stream in streams:
+                stream.close()
+            raise
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Completion:
+        """Answer a conversation."""
+        return await (await self.chat_stream(messages, params, tools=tools)).completion()
+
+    async def close(self) -> None:
+        """Release threads and memory; requests that have not ended fail."""
+        await asyncio.to_thread(self.llm.close)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,337 @@
+"""The Python API: a model as an object that continues prompts and answers conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from operator import index
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, cast, overload
+
+from chabok.engine.handle import Handle
+from chabok.engine.load import Loaded, Options, load
+from chabok.engine.request import Completion, Request, SamplingParams, Token
+from chabok.errors import RequestError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from chabok.checkpoints.progress import Progress
+
+Prompt: TypeAlias = str | Sequence[int]
+"""Text, or token ids."""
+
+Message: TypeAlias = Mapping[str, Any]
+"""One turn of a conversation: {"role": "user", "content": "Hello"}."""
+
+GREEDY = SamplingParams()
+
+
+class Stream:
+    """An answer as it is written: iterate for tokens; then ``completion`` has the whole of it.
+
+    Leaving a ``with`` block, or ``close()``, ends the generation early.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def __iter__(self) -> Iterator[Token]:
+        return self
+
+    def __next__(self) -> Token:
+        token = self._handle.next()
+        if token is None:
+            raise StopIteration
+        return token
+
+    @property
+    def completion(self) -> Completion:
+        """The whole answer; waits for its end."""
+        return self._handle.result()
+
+    def close(self) -> None:
+        """Stop generating; what was written so far is in ``completion``, with finish_reason "cancelled"."""
+        if not self._handle.done:
+            self._handle.cancel()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class LLM:
+    """A language model, loaded and ready.
+
+    model: the path of a GGUF file, a short name (``chabok list``), or a source such as ``hf:owner/repo``. It
+    is downloaded if it is not there. The other parameters are those of ``Options``; ``progress`` is told
+    about downloads and preparation.
+
+        with LLM("smollm2") as llm:
+            print(llm.generate("The sea is", SamplingParams(max_tokens=32)).text)
+
+    Safe to use from several threads; their requests share the batch.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        threads: int | None = None,
+        context: int | None = None,
+        max_batch: int = 64,
+        kv_memory: int | None = None,
+        pack: bool = True,
+        budget_s: float = 0.03,
+        progress: Progress | None = None,
+    ) -> None:
+        started = perf_counter()
+        options = Options(threads, context, max_batch, kv_memory, pack, budget_s)
+        self._set(load(model, options, progress), perf_counter() - started)
+
+    @classmethod
+    def of(cls, loaded: Loaded, load_s: float = 0.0) -> LLM:
+        """An LLM of parts that are loaded already."""
+        llm = cls.__new__(cls)
+        llm._set(loaded, load_s)
+        return llm
+
+    def _set(self, loaded: Loaded, load_s: float) -> None:
+        self._loaded = loaded
+        self.engine = loaded.engine
+        self.load_s = load_s
+        """Seconds it took to load."""
+
+    @property
+    def name(self) -> str:
+        """The model's own name."""
+        return self._loaded.model.name
+
+    @property
+    def context(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self.engine.context
+
+    # Text and tokens.
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
+        """Token ids of a text.
+
+        special: text that looks like a special token (<|im_end|>) becomes one. add_bos: begin with the token
+        that begins a text; by default if the model wants it.
+        """
+        return self._loaded.tokenizer.encode(text, special=special, add_bos=add_bos)
+
+    def detokenize(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of token ids."""
+        return self._loaded.tokenizer.decode(tokens, skip_special)
+
+    def tokenize_chat(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Token ids of a conversation in the model's own format, up to where its answer begins."""
+        if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+            raise RequestError(
+                'messages must be a list such as [{"role": "user", "content": "Hello"}]; '
+                "to continue a plain text, use generate()"
+            )
+        return self._loaded.template.encode(messages, tools=tools)
+
+    # Generation.
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of strings, to the type checker
+        self, prompts: str, params: SamplingParams | None = None, *, stream: Literal[False] = False
+    ) -> Completion: ...
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of strings, to the type checker
+        self, prompts: str, params: SamplingParams | None = None, *, stream: Literal[True]
+    ) -> Stream: ...
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stream: Literal[False] = False,
+    ) -> list[Completion]: ...
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stream: Literal[True],
+    ) -> list[Stream]: ...
+    @overload
+    def generate(
+        self, prompts: Sequence[int], params: SamplingParams | None = None, *, stream: Literal[False] = False
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self, prompts: Sequence[int], params: SamplingParams | None = None, *, stream: Literal[True]
+    ) -> Stream: ...
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stream: bool = False,
+    ) -> Completion | Stream | list[Completion] | list[Stream]:
+        """Continue one prompt, or several at once.
+
+        A prompt is text or token ids. One prompt gives one Completion, a list of prompts a list of them, in
+        order; with ``stream``, a Stream each. params: for all, or one per prompt; by default greedy up to the
+        end of the text or the context.
+        """
+        if is_prompt(prompts):
+            one = self.engine.submit(self.request(prompts, single(params)))
+            return Stream(one) if stream else _results([one])[0]
+        handles: list[Handle] = []
+        try:
+            for prompt, each in zip(each_prompt(prompts), per_prompt(params, len(prompts)), strict=True):
+                handles.append(self.engine.submit(self.request(prompt, each)))
+        except BaseException:
+            _cancel(handles)
+            raise
+        return [Stream(handle) for handle in handles] if stream else _results(handles)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """Continue a prompt, token by token."""
+        return Stream(self.engine.submit(self.request(prompt, params)))
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        stream: Literal[False] = False,
+    ) -> Completion: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        stream: Literal[True],
+    ) -> Stream: ...
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        stream: bool = False,
+    ) -> Completion | Stream:
+        """Answer a conversation: [{"role": "user", "content": "Hello"}].
+
+        tools: descriptions of functions, as the model's chat template takes them.
+        """
+        handle = self.engine.submit(self.chat_request(messages, params, tools=tools))
+        return Stream(handle) if stream else _results([handle])[0]
+
+    def logits(self, prompt: Prompt) -> NDArray[np.float32]:
+        """Scores of the token after each position of a prompt: float32[n, vocab]."""
+        import numpy as np
+
+        request = self.request(prompt, SamplingParams(max_tokens=0))
+        request.prompt_logits = True
+        handle = self.engine.submit(request)
+        _results([handle])
+        return np.concatenate(handle.prompt_logits)
+
+    def request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """What the engine is asked in order to continue a prompt."""
+        arrived = perf_counter()
+        tokens = self.tokenize(prompt) if isinstance(prompt, str) else _ids(prompt)
+        return Request(tokens, params or GREEDY, arrived=arrived, tokenize_s=perf_counter() - arrived)
+
+    def chat_request(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Request:
+        """What the engine is asked in order to answer a conversation."""
+        arrived = perf_counter()
+        tokens = self.tokenize_chat(messages, tools)
+        return Request(tokens, params or GREEDY, arrived=arrived, tokenize_s=perf_counter() - arrived)
+
+    # Life.
+
+    def close(self) -> None:
+        """Release threads and memory; requests that have not ended fail."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LLM({self.name!r}, context={self.context})"
+
+
+def is_prompt(value: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
+    """Whether it is one prompt (text or token ids) rather than a list of them."""
+    if isinstance(value, str):
+        return True
+    if not hasattr(value, "__getitem__") or not hasattr(value, "__len__"):
+        raise RequestError(f"a prompt must be text or token ids, not {type(value).__name__}")
+    return len(value) > 0 and hasattr(value[0], "__index__")
+
+
+def each_prompt(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """The prompts of a list that is not itself a prompt."""
+    return cast(Sequence[Prompt], prompts)
+
+
+def _ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        return [index(token) for token in prompt]
+    except TypeError:
+        raise RequestError(f"a prompt must be text or a list of token ids, not {prompt!r:.80}") from None
+
+
+def single(params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams | None:
+    """The parameters of one prompt."""
+    if params is None or isinstance(params, SamplingParams):
+        return params
+    raise RequestError("params must be one SamplingParams for one prompt")
+
+
+def per_prompt(
+    params: SamplingParams | Sequence[SamplingParams] | None, n: int
+) -> Sequence[SamplingParams | None]:
+    """The parameters of each of n prompts."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * n
+    if len(params) != n:
+        raise RequestError(f"there are {n} prompts, but {len(params)} params; give one for all or one each")
+    return params
+
+
+def _results(handles: list[Handle]) -> list[Completion]:
+    try:
+        return [handle.result() for handle in handles]
+    except BaseException:
+        _cancel(handles)
+        raise
+
+
+def _cancel(handles: list[Handle]) -> None:
+    for handle in handles:
+        if not handle.done:
+            handle.cancel()

@@ -1,0 +1,169 @@
+"""From the name of a model to an engine that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from chabok.engine.engine import Engine, Tokenizer
+from chabok.engine.kv import pages_for
+from chabok.errors import RequestError
+from chabok.models.batch import Model
+
+if TYPE_CHECKING:
+    from chabok.checkpoints.gguf import GGUF
+    from chabok.checkpoints.progress import Progress
+
+DEFAULT_CONTEXT = 8192
+"""Longest context taken where none is asked for: more costs memory that few use."""
+
+DEFAULT_CONTEXTS = 4
+"""Room in the key-value cache by default, in whole contexts; a quarter of the free memory at most."""
+
+
+class TextSide(Tokenizer, Protocol):
+    """What callers need of a tokenizer beside what the engine needs."""
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
+        """Token ids of a text."""
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of token ids."""
+
+
+class Template(Protocol):
+    """A chat template."""
+
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Token ids of a conversation up to where the answer begins."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to load and run a model.
+
+    threads: None for the physical cores this process may use. context: tokens of a sequence at most, prompt
+    and answer; None for the model's own, 8192 at most. max_batch: sequences that are worked on at a time.
+    kv_memory: bytes of key-value cache; None for four contexts, but a quarter of the free memory at most.
+    pack: keep the kernels' layout of the weights on disk.
+    budget_s: how long a step may take while something is being generated.
+    """
+
+    threads: int | None = None
+    context: int | None = None
+    max_batch: int = 64
+    kv_memory: int | None = None
+    pack: bool = True
+    budget_s: float = 0.03
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "context", "max_batch", "kv_memory"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise RequestError(f"{name} must be an integer of at least 1, not {value!r}")
+        if not self.budget_s > 0:
+            raise RequestError(f"budget_s must be a number of seconds above 0, not {self.budget_s!r}")
+
+
+class Loaded:
+    """A model that is ready to run, with what turns text into its tokens and back."""
+
+    def __init__(
+        self, model: Model, tokenizer: TextSide, make_template: Callable[[], Template], options: Options
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._make_template = make_template
+        context = context_for(model.n_ctx_train, options.context)
+        self.engine = Engine(
+            model,
+            tokenizer,
+            context=context,
+            n_pages=cache_pages(model.page_bytes, context, options),
+            max_batch=options.max_batch,
+            budget_s=options.budget_s,
+        )
+
+    @cached_property
+    def template(self) -> Template:
+        """The chat template, made when it is first needed: its library takes long to import."""
+        return self._make_template()
+
+
+def load(name: str, options: Options, progress: Progress | None = None) -> Loaded:
+    """Find, map and prepare a model. name: a path, a short name, or a source such as hf:owner/repo."""
+    from chabok.checkpoints.gguf import GGUF
+    from chabok.checkpoints.packed import PackedStore
+    from chabok.checkpoints.progress import Silent
+    from chabok.checkpoints.sources import resolve
+
+    progress = progress or Silent()
+    gguf = GGUF.open(resolve(name, progress))
+    _check_memory(gguf, options)
+    import chabok.models
+    from chabok.text.tokenizer import Tokenizer as GGUFTokenizer
+
+    tokenizer = GGUFTokenizer.from_gguf(gguf.metadata)
+    model = chabok.models.load(
+        gguf, threads=options.threads, pack=PackedStore() if options.pack else None, progress=progress
+    )
+
+    def make_template() -> Template:
+        from chabok.text.chat import ChatTemplate
+
+        return ChatTemplate.from_gguf(gguf.metadata, tokenizer)
+
+    return Loaded(model, tokenizer, make_template, options)
+
+
+def context_for(n_ctx_train: int, asked: int | None) -> int:
+    """The context to use, in tokens; more than the model was trained for is an error."""
+    if asked is None:
+        return min(n_ctx_train, DEFAULT_CONTEXT)
+    if asked > n_ctx_train:
+        raise RequestError(f"context is {asked} tokens, but this model was made for {n_ctx_train} at most")
+    return asked
+
+
+def cache_pages(page_bytes: int, context: int, options: Options) -> int:
+    """Pages of the key-value cache: what was asked for, or the default; one context at least."""
+    least = pages_for(context)
+    if options.kv_memory is not None:
+        n_pages = options.kv_memory // page_bytes
+        if n_pages < least:
+            raise RequestError(
+                f"kv_memory is {options.kv_memory} bytes, but a context of {context} tokens takes "
+                f"{least * page_bytes}; give it more or choose a smaller context"
+            )
+        return n_pages
+    from chabok.checkpoints.memory import available_memory
+
+    return max(least, min(DEFAULT_CONTEXTS * least, available_memory() // 4 // page_bytes))
+
+
+def _check_memory(gguf: GGUF, options: Options) -> None:
+    """Raise ResourceError, before anything is loaded, if weights and one context cannot fit."""
+    from chabok.checkpoints.memory import require
+
+    arch = gguf.architecture
+    n_ctx_train = gguf.get(f"{arch}.context_length", int, at_least=1)
+    context = context_for(n_ctx_train, options.context)
+    kv_bytes = options.kv_memory or context * _token_bytes(gguf)
+    weights = sum(tensor.n_bytes for tensor in gguf.tensors.values())
+    require(weights + kv_bytes, f"{gguf.path.name} with a context of {context} tokens")
+
+
+def _token_bytes(gguf: GGUF) -> int:
+    """Bytes of keys and values of one token, 16 bits each, in all layers."""
+    arch = gguf.architecture
+    n_layers = gguf.get(f"{arch}.block_count", int, at_least=1)
+    heads = gguf.per_layer(f"{arch}.attention.head_count", n_layers, 1, at_least=1)
+    size = gguf.get(f"{arch}.embedding_length", int, at_least=1) // heads[0]
+    kv_heads = gguf.per_layer(f"{arch}.attention.head_count_kv", n_layers, heads[0])
+    keys = gguf.get(f"{arch}.attention.key_length", int, size, at_least=1)
+    values = gguf.get(f"{arch}.attention.value_length", int, size, at_least=1)
+    return sum(kv_heads) * (keys + values) * 2
