@@ -23,7 +23,7 @@ from tests.checkpoints.writing import (
     write_shards,
 )
 
-from chabok.checkpoints.ggml import TYPES
+from chabok.checkpoints.ggml import TYPES, TensorType
 from chabok.checkpoints.gguf import GGUF, StringArray
 from chabok.errors import CheckpointError
 
@@ -129,6 +129,64 @@ def test_string_arrays_behave_like_lists(
     else:
         with pytest.raises(IndexError):
             array[i]
+
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+scalars = st.one_of(
+    st.booleans(),
+    st.integers(0, (1 << 32) - 1),
+    st.integers(-(1 << 63), (1 << 63) - 1).map(lambda n: Typed(11, n)),
+    st.floats(width=32, allow_nan=False),
+    st.text(st.characters(codec="utf-8"), max_size=50),
+)
+arrays = st.one_of(
+    st.lists(st.integers(0, 255), max_size=20).map(lambda items: Typed(ARRAY, (0, items))),
+    st.lists(st.floats(allow_nan=False), max_size=20).map(lambda items: Typed(ARRAY, (12, items))),
+    st.lists(st.booleans(), max_size=20).map(lambda items: Typed(ARRAY, (BOOL, items))),
+    st.lists(st.text(st.characters(codec="utf-8"), max_size=9), max_size=20).map(
+        lambda items: Typed(ARRAY, (STRING, items))
+    ),
+)
+blocks = st.sampled_from(sorted(TYPES.values(), key=lambda kind: kind.code))
+
+
+@given(
+    metadata=st.dictionaries(names, st.one_of(scalars, arrays), max_size=8),
+    tensors=st.dictionaries(
+        names, st.tuples(blocks, st.lists(st.integers(1, 4), min_size=1, max_size=4)), max_size=5
+    ),
+    alignment=st.sampled_from([1, 8, 32, 256]),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_is_written_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    metadata: dict[str, object],
+    tensors: dict[str, tuple[TensorType, list[int]]],
+    alignment: int,
+) -> None:
+    raw = []
+    for seed, (name, (kind, dims)) in enumerate(tensors.items()):
+        n_bytes = int(np.prod(dims)) * kind.block_bytes
+        data = np.random.default_rng(seed).integers(0, 256, n_bytes, np.uint8).tobytes()
+        raw.append(RawTensor(name, kind.code, (dims[0] * kind.block_size, *dims[1:]), data))
+    metadata = {**metadata, "general.alignment": alignment}
+    path = tmp_path_factory.mktemp("round") / "m.gguf"
+    path.write_bytes(gguf_bytes(metadata, raw, alignment=alignment))
+    model = GGUF.open(path)
+    assert list(model.metadata) == list(metadata)
+    for key, written in metadata.items():
+        value, read = written.value if isinstance(written, Typed) else written, model.metadata[key]
+        if isinstance(value, tuple):
+            assert list(read) == value[1]  # type: ignore[call-overload]
+        else:
+            assert read == value
+            assert type(read) is type(value)
+    assert list(model.tensors) == list(tensors)
+    for expected in raw:
+        tensor = model.tensors[expected.name]
+        assert tensor.shape == tuple(expected.dims[::-1])
+        assert tensor.data.tobytes() == expected.data
+        assert tensor.offset % alignment == 0
 
 
 def test_a_token_that_is_not_utf8_is_named_when_read_but_does_not_stop_the_rest(tmp_path: Path) -> None:

@@ -26,7 +26,14 @@ from chabok.checkpoints.installed import (
 )
 from chabok.checkpoints.progress import Progress
 from chabok.checkpoints.storage import explained, locked
-from chabok.checkpoints.transfer import check_room, check_sha256, put_in_place, sha256_of, watched
+from chabok.checkpoints.transfer import (
+    check_room,
+    check_sha256,
+    put_in_place,
+    sha256_of,
+    staging_folder,
+    watched,
+)
 from chabok.errors import CheckpointError, SourceError
 
 # Four bits with the best quality for their size first, then what comes nearest to that.
@@ -114,35 +121,33 @@ def fetch(model: HubModel, progress: Progress) -> Path:
 
 
 def _fetch(model: HubModel, progress: Progress) -> Path:
-    licence, remote = _listing(model)
+    commit, licence, remote = _listing(model)
     chosen = _choose(model, [name for name in remote if is_model_name(PurePosixPath(name).name)])
     shards = [str(PurePosixPath(shard)) for shard in shard_paths(Path(chosen))]
     for shard in shards:
         if shard not in remote:
             raise SourceError(f"hf:{model.repo} has no {shard}, which {chosen} needs")
-    staging = paths.models_dir() / ".staging" / "hub" / model.repo
-    staging.mkdir(parents=True, exist_ok=True)
+    staging = staging_folder("hub", model.repo.replace("/", "--"))
     sizes = [remote[shard].n_bytes for shard in shards]
     total = None if None in sizes else sum(size or 0 for size in sizes)
     if total is not None:
         already = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
         check_room(staging, total - min(already, total), f"hf:{model.repo}/{chosen}")
     with watched(staging, f"Downloading {PurePosixPath(chosen).name}", total, progress):
-        staged = [_download(model, shard, staging) for shard in shards]
-    hashes: dict[str, str] = {}
-    for path, shard in zip(staged, shards):
-        hashes[path.name] = sha256_of(path, progress)
-        expected = remote[shard].sha256
-        try:
-            if expected is not None:
-                check_sha256(hashes[path.name], expected, f"hf:{model.repo}/{shard}")
-        except SourceError:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise
+        partial = [_download(model, commit, remote[shard], staging) for shard in shards]
     try:
+        hashes: dict[str, str] = {}
+        staged: list[Path] = []
+        for path, shard in zip(partial, shards):
+            name = PurePosixPath(shard).name
+            hashes[name] = sha256_of(path, name, progress)
+            expected = remote[shard].sha256
+            if expected is not None:
+                check_sha256(hashes[name], expected, f"hf:{model.repo}/{shard}")
+            staged.append(path.rename(staging / name))
         GGUF.open(staged[0])  # no model that cannot be read is ever put in place
-    except CheckpointError:
-        shutil.rmtree(staging, ignore_errors=True)
+    except (SourceError, CheckpointError):
+        shutil.rmtree(staging, ignore_errors=True)  # what was downloaded is no good
         raise
     folder = (_root() / model.repo / chosen).parent
     done = put_in_place(staged, folder, Receipt(f"hf:{model.repo}/{chosen}", licence, hashes))
@@ -150,8 +155,8 @@ def _fetch(model: HubModel, progress: Progress) -> Path:
     return done
 
 
-def _listing(model: HubModel) -> tuple[str | None, dict[str, _Remote]]:
-    """The licence of a repository, and its files."""
+def _listing(model: HubModel) -> tuple[str, str | None, dict[str, _Remote]]:
+    """The commit of a repository, its licence, and its files."""
     from huggingface_hub import HfApi
 
     try:
@@ -163,21 +168,36 @@ def _listing(model: HubModel) -> tuple[str | None, dict[str, _Remote]]:
         for file in info.siblings or []
     }
     licence = info.card_data.get("license") if info.card_data else None
-    return licence if isinstance(licence, str) else None, files
+    return info.sha or "main", licence if isinstance(licence, str) else None, files
 
 
-def _download(model: HubModel, name: str, staging: Path) -> Path:
-    from huggingface_hub import hf_hub_download, utils
+def _download(model: HubModel, commit: str, remote: _Remote, staging: Path) -> Path:
+    """Fetch one file, continuing what a killed run left of the same content; returns where it is.
 
+    ``hf_hub_download`` starts over after a kill, hence its inner ``http_get``, which retries and resumes.
+    """
+    from huggingface_hub import hf_hub_url, utils
+    from huggingface_hub.file_download import http_get
+
+    name = PurePosixPath(remote.name).name
+    partial = staging / f"{name}.{(remote.sha256 or commit)[:16]}.part"
+    url = hf_hub_url(model.repo, remote.name, revision=commit, endpoint=_endpoint())
+    headers = utils.build_hf_headers()  # type: ignore[attr-defined]
     quiet = utils.are_progress_bars_disabled()  # type: ignore[attr-defined]
     utils.disable_progress_bars()  # type: ignore[attr-defined]
     try:
-        return Path(hf_hub_download(model.repo, name, local_dir=staging, endpoint=_endpoint()))
+        partial.touch()
+        with partial.open("r+b") as file:
+            already = file.seek(0, os.SEEK_END)
+            if remote.n_bytes is None or already > remote.n_bytes:
+                already = file.truncate(file.seek(0))
+            http_get(url, file, resume_size=already, headers=headers, expected_size=remote.n_bytes)
     except Exception as error:
         _explain(model, error)
     finally:
         if not quiet:
             utils.enable_progress_bars()  # type: ignore[attr-defined]
+    return partial
 
 
 def _choose(model: HubModel, names: list[str]) -> str:

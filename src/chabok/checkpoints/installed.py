@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from chabok.checkpoints.gguf import shard_paths
-from chabok.checkpoints.storage import discard
 
 _QUANTIZATION = re.compile(
     r"(?:^|[-._])(I?Q\d\w*|T?Q\d_\d|MXFP4\w*|NVFP4|BF16|F16|FP16|F32)(?=[-._]|$)", re.I
@@ -90,8 +89,7 @@ def size_of(model: Path) -> int:
 def delete(model: Path, root: Path) -> None:
     """Remove a fetched model with its shards and receipt, and folders under ``root`` this leaves empty."""
     for path in [*shard_paths(model), _receipt_path(model)]:
-        if path.exists() or path.is_symlink():
-            discard(path)
+        path.unlink(missing_ok=True)
     folder = model.parent
     while folder != root and root in folder.parents and not any(folder.iterdir()):
         folder.rmdir()

@@ -102,25 +102,18 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def discard(path: Path) -> None:
-    """Remove a file or folder such that nobody ever sees half of it; quietly leave what cannot be removed.
+def discard(folder: Path) -> None:
+    """Remove a folder such that nobody ever sees half of it; quietly leave what cannot be removed.
 
-    Processes that have it mapped keep their view.
+    Processes that have its files mapped keep their view.
     """
-    trash = path.with_name(f".trash-{secrets.token_hex(8)}")
+    trash = folder.with_name(f".trash-{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):
-        path.rename(trash)
-        if trash.is_dir() and not trash.is_symlink():
-            shutil.rmtree(trash, ignore_errors=True)
-        else:
-            trash.unlink()
+        folder.rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
 
 
 def sweep_trash(folder: Path) -> None:
     """Finish removals in ``folder`` that were killed half way."""
     for trash in folder.glob(".trash-*"):
-        if trash.is_dir():
-            shutil.rmtree(trash, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                trash.unlink()
+        shutil.rmtree(trash, ignore_errors=True)

@@ -5,16 +5,36 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from chabok.checkpoints import paths
 from chabok.checkpoints.installed import Receipt
 from chabok.checkpoints.progress import Progress
 from chabok.checkpoints.storage import format_bytes, free_bytes, sync_directory
 from chabok.errors import ResourceError, SourceError
 
 CHUNK = 1 << 20
+FORGET_AFTER_S = 7 * 24 * 3600
+
+
+def staging_folder(kind: str, name: str) -> Path:
+    """Where a download of ``name`` is collected until it is whole; it is kept after a kill, to be continued.
+
+    What others left there and nobody continued for a week is removed.
+    """
+    root = paths.models_dir() / ".staging"
+    old = time.time() - FORGET_AFTER_S
+    for folder in root.glob("*/*"):
+        with contextlib.suppress(OSError):
+            if max(path.stat().st_mtime for path in (folder, *folder.rglob("*"))) < old:
+                shutil.rmtree(folder, ignore_errors=True)
+    folder = root / kind / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @contextlib.contextmanager
@@ -66,10 +86,10 @@ def check_room(folder: Path, n_bytes: int, what: str) -> None:
         )
 
 
-def sha256_of(path: Path, progress: Progress) -> str:
-    """The SHA-256 of a file, hexadecimal."""
+def sha256_of(path: Path, name: str, progress: Progress) -> str:
+    """The SHA-256 of the file at ``path``, hexadecimal; ``name`` is shown meanwhile."""
     digest = hashlib.sha256()
-    progress.begin(f"Checking {path.name}", path.stat().st_size)
+    progress.begin(f"Checking {name}", path.stat().st_size)
     try:
         with path.open("rb") as file:
             while chunk := file.read(CHUNK):

