@@ -1,16 +1,17 @@
 """Quantized block formats: their sizes, and the strips that kernels read.
 
-On disk a matrix [rows, k] is rows of blocks (ggml's formats). Packed, it is strips of 16 rows: for each unit of k
-(32, or 256 for the K-formats) first the scales of the 16 rows, then their quantized values, laid out so that one
-64-byte vector holds 16 rows x 4 consecutive k (8 bits), or 16 rows x 8 (4 bits: low nibbles k..k+3, high nibbles
-k+4..k+7). Bits above the fourth lie in vectors of their own. The layout is the same for every instruction set.
+On disk a matrix [rows, k] is rows of blocks (ggml's formats). Packed, it is strips of 16 rows: for each unit
+of k (32, or 256 for the K-formats) first the scales of the 16 rows, then their quantized values, laid out so
+that one 64-byte vector holds 16 rows x 4 consecutive k (8 bits), or 16 rows x 8 (4 bits: low nibbles k..k+3,
+high nibbles k+4..k+7). Bits above the fourth lie in vectors of their own. The layout is the same for every
+instruction set.
 
     unit of 32:   d f16[16] | m f16[16]? | quants | high bits?
-    unit of 256:  d f16[16] | dmin f16[16]? | 8 groups of ( scales u8[16 or 32] | mins u8[16]? | quants | high bits? )
-    floats:       [k][16]
+    unit of 256:  d f16[16] | dmin f16[16]? | 8 groups of ( scales u8[16 or 32] | mins u8[16]? | quants | high
+    bits? ) floats:       [k][16]
 
-Packing moves bits and changes none: unpack(pack(x)) equals dequantizing x as ggml does, to the bit. Rows are padded
-with zeros to a multiple of 32, the rows a kernel takes at once.
+Packing moves bits and changes none: unpack(pack(x)) equals dequantizing x as ggml does, to the bit. Rows are
+padded with zeros to a multiple of 32, the rows a kernel takes at once.
 
 Sources: ggml-common.h and gguf-py's quants.py (block layouts).
 """
@@ -18,6 +19,7 @@ Sources: ggml-common.h and gguf-py's quants.py (block layouts).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,8 +166,8 @@ def _take_apart(format_: Format, raw: Bytes) -> _Parts:
     rows, blocks = raw.shape[:2]
     name = format_.name
 
-    def flat(q: Bytes) -> Bytes:
-        return q.reshape(rows, -1)
+    def flat(q: NDArray[Any]) -> Bytes:
+        return q.reshape(rows, -1).astype(np.uint8, copy=False)
 
     if name in ("Q4_0", "Q4_1"):
         head = 2 if name == "Q4_0" else 4
@@ -173,18 +175,22 @@ def _take_apart(format_: Format, raw: Bytes) -> _Parts:
     if name in ("Q5_0", "Q5_1"):
         head = 2 if name == "Q5_0" else 4
         high = np.unpackbits(raw[..., head : head + 4], axis=-1, bitorder="little")
-        q = _nibbles(raw[..., head + 4 :], 16) | (high << 4)
-        return _Parts(flat(q), raw[..., :2], raw[..., 2:4] if head == 4 else None)
+        return _Parts(
+            flat(_nibbles(raw[..., head + 4 :], 16) | (high << 4)),
+            raw[..., :2],
+            raw[..., 2:4] if head == 4 else None,
+        )
     if name == "Q8_0":
         return _Parts(flat(raw[..., 2:] ^ 128), raw[..., :2])
     if name in ("Q4_K", "Q5_K"):
         scales, mins = _k_scales(raw[..., 4:16])
-        if name == "Q4_K":
-            q = _nibbles(raw[..., 16:], 32)
-        else:
-            bits = (raw[..., 16:48, None] >> np.arange(8, dtype=np.uint8)) & 1
-            q = _nibbles(raw[..., 48:], 32) | (np.swapaxes(bits, -1, -2).reshape(rows, blocks, 256) << 4)
-        return _Parts(flat(q), raw[..., :2], raw[..., 2:4], scales.reshape(rows, -1, 1), mins.reshape(rows, -1))
+        q: NDArray[Any] = _nibbles(raw[..., 16 if name == "Q4_K" else 48 :], 32)
+        if name == "Q5_K":
+            high_bits: NDArray[Any] = (raw[..., 16:48, None] >> np.arange(8, dtype=np.uint8)) & 1
+            q = q | (np.swapaxes(high_bits, -1, -2).reshape(rows, blocks, 256) << 4)
+        return _Parts(
+            flat(q), raw[..., :2], raw[..., 2:4], scales.reshape(rows, -1, 1), mins.reshape(rows, -1)
+        )
     if name == "Q6_K":
         low, high = raw[..., :128], raw[..., 128:192]
         ql = _nibbles(low, 64)
@@ -197,12 +203,15 @@ def _take_apart(format_: Format, raw: Bytes) -> _Parts:
 def pack(format_: Format, raw: Bytes, rows: int, k: int, out: Bytes) -> None:
     """Rearrange a matrix into strips.
 
-    raw: uint8[rows * row_bytes(k)], as on disk. out: uint8[packed_bytes(rows, k)], every byte of which is written.
+    raw: uint8[rows * row_bytes(k)], as on disk. out: uint8[packed_bytes(rows, k)], every byte of which is
+    written.
     """
     step = max(PAIR, (1 << 21) // max(k, 1) // PAIR * PAIR)
     row_bytes, pair_bytes = format_.row_bytes(k), 2 * format_.strip_bytes(k)
     if raw.size != rows * row_bytes or out.size != format_.packed_bytes(rows, k):
-        raise ValueError(f"a {format_.name} matrix of {rows} x {k} takes {rows * row_bytes} bytes, not {raw.size}")
+        raise ValueError(
+            f"a {format_.name} matrix of {rows} x {k} takes {rows * row_bytes} bytes, not {raw.size}"
+        )
     for first in range(0, rows, step):
         n = min(step, rows - first)
         part = raw[first * row_bytes : (first + n) * row_bytes].reshape(n, -1)
@@ -234,7 +243,7 @@ def _pack_rows(format_: Format, raw: Bytes, k: int, out: Bytes) -> None:
     groups = unit[..., format_.unit_head :].reshape(strips, units, per_unit, format_.group_bytes)
     at = 0
 
-    def put(array: Bytes) -> None:
+    def put(array: NDArray[Any]) -> None:
         nonlocal at
         size = array.shape[-1]
         groups[..., at : at + size] = array
@@ -265,7 +274,9 @@ def _pack_rows(format_: Format, raw: Bytes, k: int, out: Bytes) -> None:
         put(bits.transpose(0, 2, 3, 1, 4).reshape(*shape, -1))
     elif format_.bits == 6:
         shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-        pairs = ((q >> 4).reshape(strips, STRIP, units, per_unit, 2, 4, 4) << shifts).sum(axis=5, dtype=np.uint8)
+        pairs = ((q >> 4).reshape(strips, STRIP, units, per_unit, 2, 4, 4) << shifts).sum(
+            axis=5, dtype=np.uint8
+        )
         put(pairs.transpose(0, 2, 3, 4, 1, 5).reshape(*shape, -1))
 
 
@@ -273,7 +284,11 @@ def unpack(format_: Format, packed: Bytes, rows: int, k: int) -> NDArray[np.floa
     """The matrix a packed one stands for: float32[rows, k], equal to ggml's dequantization to the bit."""
     strips = -(-rows // PAIR) * 2
     if not format_.quantized:
-        raw = packed.reshape(strips, k, STRIP, format_.block_bytes).swapaxes(1, 2).reshape(strips * STRIP, -1)[:rows]
+        raw = (
+            packed.reshape(strips, k, STRIP, format_.block_bytes)
+            .swapaxes(1, 2)
+            .reshape(strips * STRIP, -1)[:rows]
+        )
         return widen(format_, np.ascontiguousarray(raw))
     units, per_unit = k // format_.unit, format_.unit // GROUP
     unit = packed.reshape(strips, units, format_.unit_bytes)
@@ -281,6 +296,7 @@ def unpack(format_: Format, packed: Bytes, rows: int, k: int) -> NDArray[np.floa
     at = format_.group_head
     quants = groups[..., at : at + format_.quant_bytes].reshape(strips, units, per_unit, -1, STRIP, 4)
     high = groups[..., at + format_.quant_bytes :]
+    q: NDArray[Any]
     if format_.bits == 8:
         q = quants
     else:
@@ -297,11 +313,15 @@ def unpack(format_: Format, packed: Bytes, rows: int, k: int) -> NDArray[np.floa
         return np.ascontiguousarray(array).view(np.float16).astype(np.float32)
 
     # Axes: strip, unit, group, vector j, row, c; scales per half of a group where the format has two.
-    values = q.astype(np.float32) if format_.minimum else (q.astype(np.int16) - format_.zero).astype(np.float32)
+    values = (
+        q.astype(np.float32) if format_.minimum else (q.astype(np.int16) - format_.zero).astype(np.float32)
+    )
     minimum: NDArray[np.float32] | None = None
     if format_.nested:
         d = half(unit[..., : 2 * STRIP])[:, :, None, None]
-        raw_scales = groups[..., : STRIP * format_.scales].reshape(strips, units, per_unit, format_.scales, STRIP)
+        raw_scales = groups[..., : STRIP * format_.scales].reshape(
+            strips, units, per_unit, format_.scales, STRIP
+        )
         typed = raw_scales.view(np.int8) if format_.scales == 2 else raw_scales
         scale = np.repeat(d * typed.astype(np.float32), 8 // format_.scales, axis=3)
         if format_.minimum:

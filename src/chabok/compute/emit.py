@@ -2,7 +2,8 @@
 
 Values carry their type and take Python operators; loops and branches are ``with`` blocks; variables are stack
 slots that the optimizer turns into registers. Nothing is fused, reordered or approximated behind the kernel's
-back: floating-point operations carry no fast-math flags, so a kernel's result is a function of its text alone.
+back: floating-point operations carry no fast-math flags, so a kernel's result is a function of its text
+alone.
 
 Addresses are formed by ``getelementptr`` only (integer arithmetic on pointers is miscompiled by LLVM 22).
 """
@@ -102,7 +103,9 @@ class Value:
             left, right = right, left
         if left.type != right.type:
             raise TypeError(f"{integer} of {left.type} and {right.type}")
-        return self.f.emit(f"{floating if left.type.is_float else integer} {left.type} {left.ref}, {right.ref}", left.type)
+        return self.f.emit(
+            f"{floating if left.type.is_float else integer} {left.type} {left.ref}, {right.ref}", left.type
+        )
 
     def __add__(self, other: Value | Number) -> Value:
         return self._op("add", "fadd", other)
@@ -185,11 +188,14 @@ class Value:
     def select(self, yes: Value, no: Value | Number) -> Value:
         """``yes`` where this condition holds, else ``no``."""
         other = yes._peer(no)
-        return self.f.emit(f"select {self.type} {self.ref}, {yes.type} {yes.ref}, {other.type} {other.ref}", yes.type)
+        choice = f"{yes.type} {yes.ref}, {other.type} {other.ref}"
+        return self.f.emit(f"select {self.type} {self.ref}, {choice}", yes.type)
 
     def _cast(self, op: str, element: Type) -> Value:
         target = Type(element.element, self.type.lanes)
-        return self if target == self.type else self.f.emit(f"{op} {self.type} {self.ref} to {target}", target)
+        return (
+            self if target == self.type else self.f.emit(f"{op} {self.type} {self.ref} to {target}", target)
+        )
 
     def zext(self, element: Type) -> Value:
         """Widen an unsigned integer."""
@@ -232,7 +238,8 @@ class Value:
         mask = ", ".join(f"i32 {i}" for i in lanes)
         right = other.ref if other is not None else "poison"
         t = self.type.scalar * len(lanes)
-        return self.f.emit(f"shufflevector {self.type} {self.ref}, {self.type} {right}, <{len(lanes)} x i32> <{mask}>", t)
+        operands = f"{self.type} {self.ref}, {self.type} {right}"
+        return self.f.emit(f"shufflevector {operands}, <{len(lanes)} x i32> <{mask}>", t)
 
     def lane(self, index: int | Value) -> Value:
         """One element of a vector."""
@@ -244,7 +251,8 @@ class Value:
         at = f"i64 {index}" if isinstance(index, int) else f"{index.type} {index.ref}"
         return self.f.emit(f"insertelement {self.type} {self.ref}, {value.type} {value.ref}, {at}", self.type)
 
-    # -- pointers ---------------------------------------------------------------------------------------------
+    # -- pointers
+    # ---------------------------------------------------------------------------------------------
 
     def at(self, offset: Value | int, stride: int = 1) -> Value:
         """The address ``offset * stride`` bytes further on."""
@@ -257,7 +265,9 @@ class Value:
             offset = offset * stride
         return self.f.emit(f"getelementptr i8, ptr {self.ref}, i64 {offset.ref}", PTR)
 
-    def load(self, type_: Type, offset: int = 0, align: int | None = None, *, invariant: bool = False) -> Value:
+    def load(
+        self, type_: Type, offset: int = 0, align: int | None = None, *, invariant: bool = False
+    ) -> Value:
         """The value stored ``offset`` bytes further on; ``align`` defaults to one element."""
         where = self.at(offset)
         align = align or max(type_.scalar.bytes, 1)
@@ -267,7 +277,8 @@ class Value:
     def store(self, value: Value, offset: int = 0, align: int | None = None) -> None:
         """Store a value ``offset`` bytes further on."""
         where = self.at(offset)
-        self.f.line(f"store {value.type} {value.ref}, ptr {where.ref}, align {align or max(value.type.scalar.bytes, 1)}")
+        align = align or max(value.type.scalar.bytes, 1)
+        self.f.line(f"store {value.type} {value.ref}, ptr {where.ref}, align {align}")
 
     def fetch_add(self, amount: int) -> Value:
         """Atomically add to the 64-bit integer here; the value before."""
@@ -284,7 +295,9 @@ class Value:
 
     def prefetch(self, offset: int = 0, locality: int = 3) -> None:
         """Ask for the cache line here; locality 3 is the nearest cache, 0 a passing use."""
-        self.f.call("llvm.prefetch.p0", VOID, self.at(offset), *(self.f.const(n, I32) for n in (0, locality, 1)))
+        self.f.call(
+            "llvm.prefetch.p0", VOID, self.at(offset), *(self.f.const(n, I32) for n in (0, locality, 1))
+        )
 
 
 class Variable:
@@ -311,7 +324,9 @@ class Variable:
 class Function:
     """A function under construction; its arguments are ``args``."""
 
-    def __init__(self, module: Module, name: str, args: Sequence[tuple[str, Type]], returns: Type = VOID) -> None:
+    def __init__(
+        self, module: Module, name: str, args: Sequence[tuple[str, Type]], returns: Type = VOID
+    ) -> None:
         self.module, self.name, self.returns = module, name, returns
         self._signature = ", ".join(f"{t}{' noalias' if t == PTR else ''} %{n}" for n, t in args)
         self._count = 0
@@ -334,7 +349,7 @@ class Function:
         """A constant, splatted over a vector type."""
         return Value(self, literal(value, type_), type_)
 
-    def const_vector(self, values: Sequence[int], element: Type) -> Value:
+    def const_vector(self, values: Sequence[int] | range, element: Type) -> Value:
         """A constant vector of integers."""
         inner = ", ".join(f"{element} {v}" for v in values)
         return Value(self, f"<{inner}>", element * len(values))
@@ -345,7 +360,9 @@ class Function:
 
     def variable(self, initial: Value) -> Variable:
         """A mutable value."""
-        slot = self.scratch(initial.type.bytes, align=max(initial.type.scalar.bytes, 1), type_=str(initial.type))
+        slot = self.scratch(
+            initial.type.bytes, align=max(initial.type.scalar.bytes, 1), type_=str(initial.type)
+        )
         variable = Variable(slot, initial.type)
         variable.set(initial)
         return variable
@@ -529,6 +546,7 @@ class Otherwise:
         self._f, self._other, self._done, self.used = f, other, done, False
 
     def __call__(self) -> None:
+        """What follows is the other branch."""
         self.used = True
         self._f._jump(self._done)
         self._f._begin(self._other)
@@ -550,7 +568,9 @@ class Module:
 
     def declare(self, name: str, returns: Type, args: tuple[Type, ...]) -> None:
         """Declare what is called but not defined here."""
-        immediates = {"llvm.prefetch.p0": {1, 2, 3}, "llvm.aarch64.hint": {0}, "llvm.abs.v32i8": {1}}.get(name, set())
+        immediates = {"llvm.prefetch.p0": {1, 2, 3}, "llvm.aarch64.hint": {0}, "llvm.abs.v32i8": {1}}.get(
+            name, set()
+        )
         formal = ", ".join(f"{t}{' immarg' if i in immediates else ''}" for i, t in enumerate(args))
         self._declared[name] = f"declare {returns} @{name}({formal})"
 
@@ -568,5 +588,7 @@ class Module:
 
 
 def _intrinsic(stem: str, type_: Type) -> str:
-    short = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}.get(type_.element, type_.element)
+    short = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}.get(
+        type_.element, type_.element
+    )
     return f"{stem}.{f'v{type_.lanes}' if type_.lanes else ''}{short}"

@@ -19,7 +19,8 @@ LANES = 16
 class ISA:
     """A set of vector instructions.
 
-    name: as CHABOK_ISA spells it. dot: how 8-bit products are summed (``vnni512``, ``vnni256``, ``maddubs``, ``neon``).
+    name: as CHABOK_ISA spells it. dot: how 8-bit products are summed (``vnni512``, ``vnni256``, ``maddubs``,
+    ``neon``).
     """
 
     name: str
@@ -39,7 +40,9 @@ _NEON = "+neon,+fp-armv8,+dotprod,+fullfp16,+lse"
 
 def _x86(name: str, title: str, cpu: str, features: str, dot: str, registers: int) -> ISA:
     system = {"Windows": "x86_64-pc-windows-msvc-elf", "Darwin": "x86_64-apple-macosx"}
-    return ISA(name, title, system.get(platform.system(), "x86_64-unknown-linux-gnu"), cpu, features, dot, registers)
+    return ISA(
+        name, title, system.get(platform.system(), "x86_64-unknown-linux-gnu"), cpu, features, dot, registers
+    )
 
 
 AVX512 = _x86("avx512", "AVX-512 VNNI", "x86-64-v4", _AVX512, "vnni512", 32)
@@ -58,7 +61,7 @@ ALL = (AVX512, AVXVNNI, AVX2, NEON)
 """Best first within a processor family."""
 
 
-class UnsupportedCPU(RuntimeError):
+class UnsupportedCPUError(RuntimeError):
     """This processor, or the choice in CHABOK_ISA, has no kernels here."""
 
 
@@ -82,19 +85,21 @@ def available() -> tuple[ISA, ...]:
         return ()
     have = host_features()
     return tuple(
-        isa for isa in (AVX512, AVXVNNI, AVX2) if {f[1:] for f in isa.features.split(",")} - {"evex512"} <= have
+        isa
+        for isa in (AVX512, AVXVNNI, AVX2)
+        if {f[1:] for f in isa.features.split(",")} - {"evex512"} <= have
     )
 
 
 def choose(name: str | None = None) -> ISA:
     """The instruction set to use: ``name``, else CHABOK_ISA, else the best this processor has.
 
-    Raises UnsupportedCPU, naming what is possible.
+    Raises UnsupportedCPUError, naming what is possible.
     """
     wanted = name or os.environ.get("CHABOK_ISA") or None
     possible = available()
     if not possible:
-        raise UnsupportedCPU(
+        raise UnsupportedCPUError(
             f"this processor ({platform.machine()}) has none of the instruction sets Chabok has kernels for: "
             + ", ".join(i.title for i in ALL)
         )
@@ -103,4 +108,6 @@ def choose(name: str | None = None) -> ISA:
     for isa in possible:
         if isa.name == wanted.lower():
             return isa
-    raise UnsupportedCPU(f"CHABOK_ISA={wanted}: this processor can run {', '.join(i.name for i in possible)}")
+    raise UnsupportedCPUError(
+        f"CHABOK_ISA={wanted}: this processor can run {', '.join(i.name for i in possible)}"
+    )

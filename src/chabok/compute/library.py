@@ -76,7 +76,11 @@ def _compile(spec: Spec, isa: ISA, *, assembly: bool) -> bytes:
     module.verify()
     target = llvm.Target.from_triple(isa.triple)
     machine = target.create_target_machine(
-        cpu=isa.cpu, features=isa.features, opt=3, reloc="pic", codemodel="small" if isa.dot == "neon" else "default"
+        cpu=isa.cpu,
+        features=isa.features,
+        opt=3,
+        reloc="pic",
+        codemodel="small" if isa.dot == "neon" else "default",
     )
     # Kernels unroll themselves; LLVM's own unrolling and vectorizing only blur what was laid out on purpose.
     tuning = llvm.create_pipeline_tuning_options(speed_level=2)

@@ -1,8 +1,8 @@
 """The threads that run a program.
 
-Workers live in native code while there is work: they wait for the next program by spinning, then yielding, and return to
-Python to sleep on a lock when nothing has come for about a millisecond, so an idle pool uses no CPU. Between the steps of a
-program the threads meet at a barrier, which spins first and yields later.
+Workers live in native code while there is work: they wait for the next program by spinning, then yielding,
+and return to Python to sleep on a lock when nothing has come for about a millisecond, so an idle pool uses no
+CPU. Between the steps of a program the threads meet at a barrier, which spins first and yields later.
 """
 
 from __future__ import annotations

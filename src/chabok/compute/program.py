@@ -1,14 +1,14 @@
 """A forward pass as a flat list of steps: each the address of a kernel and of its operands.
 
-The list is built once; running it involves no Python. What changes from run to run (how many rows there are, where a
-sequence's pages lie) is read by the kernels from memory whose address is fixed.
+The list is built once; running it involves no Python. What changes from run to run (how many rows there are,
+where a sequence's pages lie) is read by the kernels from memory whose address is fixed.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ class Kernel(Spec, Protocol):
         """Names of the operands, 64 bits each, in order."""
 
 
-Operand = int | float | NDArray[np.generic]
+Operand = int | float | NDArray[Any]
 
 
 class Program:
@@ -41,8 +41,8 @@ class Program:
     def step(self, kernel: Kernel, *, barrier: bool = True, **operands: Operand) -> None:
         """Append a step; ``barrier``: whether all threads meet after it.
 
-        Operands are integers, floats (32 bits), or arrays, which stand for their address and are kept alive. Every field but
-        ``counter``, which the program provides, must be named. Raises TypeError otherwise.
+        Operands are integers, floats (32 bits), or arrays, which stand for their address and are kept alive.
+        Every field but ``counter``, which the program provides, must be named. Raises TypeError otherwise.
         """
         wanted = set(kernel.fields) - {"counter"}
         if wanted != set(operands):

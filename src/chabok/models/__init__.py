@@ -26,11 +26,12 @@ def load(
 ) -> Transformer:
     """Make a model ready to run.
 
-    pack: where packed weights are kept; None packs into memory. kernels: folder of compiled kernels, by default the cache's.
-    Raises CheckpointError for a file that is damaged or not supported, naming the field or tensor.
+    pack: where packed weights are kept; None packs into memory. kernels: folder of compiled kernels, by
+    default the cache's. Raises CheckpointError for a file that is damaged or not supported, naming the field
+    or tensor.
     """
     from chabok.checkpoints.paths import kernels_dir
-    from chabok.compute.isa import UnsupportedCPU, choose
+    from chabok.compute.isa import UnsupportedCPUError, choose
     from chabok.compute.library import Library
     from chabok.models import gemma, llama, qwen
     from chabok.models.transformer import Transformer
@@ -40,16 +41,23 @@ def load(
     family = families.get(gguf.architecture)
     if family is None:
         raise CheckpointError(
-            f"{gguf.path}: architecture '{gguf.architecture}' is not supported; supported are {', '.join(sorted(families))}"
+            f"{gguf.path}: architecture '{gguf.architecture}' is not supported; "
+            f"supported are {', '.join(sorted(families))}"
         )
     config = family.read(gguf)
     weights = Weights(gguf, config)
     try:
         isa = choose()
-    except UnsupportedCPU as error:
+    except UnsupportedCPUError as error:
         raise ResourceError(str(error)) from None
     weights.load(pack, progress)
     library = Library(isa, kernels or kernels_dir(), progress)
     return Transformer(
-        config, weights, family.build, library, fingerprint=gguf.fingerprint, threads=threads, max_rows=max_rows
+        config,
+        weights,
+        family.build,
+        library,
+        fingerprint=gguf.fingerprint,
+        threads=threads,
+        max_rows=max_rows,
     )

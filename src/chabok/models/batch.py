@@ -49,7 +49,8 @@ class Logits:
         block_max: NDArray[np.float32] | None = None,
         run_sums: NDArray[np.float64] | None = None,
     ) -> None:
-        """block_max: float32[n_out, ceil(vocab / BLOCK)]; run_sums: float64[n_out, runs, 2], peak and sum of exp below it."""
+        """block_max: float32[n_out, ceil(vocab / BLOCK)]; run_sums: float64[n_out, runs, 2], peak and sum of
+        exp below it."""
         self.values = values
         self._block_max = block_max
         self._run_sums = run_sums
@@ -64,7 +65,8 @@ class Logits:
 
     def _maxima(self, row: int) -> NDArray[np.float32]:
         if self._block_max is not None and row not in self._stale:
-            return self._block_max[row]
+            maxima: NDArray[np.float32] = self._block_max[row]
+            return maxima
         return block_maxima(self.values[row])
 
     def argmax(self, row: int) -> int:
@@ -84,7 +86,8 @@ class Logits:
         return peak + float(np.log(np.exp(values - np.float32(peak)).sum(dtype=np.float64)))
 
     def top(self, row: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The k best tokens of a row and their logits, best first, equal ones by id, without sorting the row."""
+        """The k best tokens of a row and their logits, best first, equal ones by id, without sorting
+        the row."""
         values = self.values[row]
         k = min(k, len(values))
         maxima = self._maxima(row)
@@ -102,7 +105,7 @@ class Logits:
 def block_maxima(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Maximum of each run of BLOCK entries: float32[vocab] -> float32[ceil(vocab / BLOCK)]."""
     whole = len(values) // BLOCK * BLOCK
-    maxima = values[:whole].reshape(-1, BLOCK).max(axis=1)
+    maxima: NDArray[np.float32] = values[:whole].reshape(-1, BLOCK).max(axis=1)
     if whole < len(values):
         maxima = np.append(maxima, values[whole:].max())
     return maxima

@@ -22,7 +22,8 @@ class Rope:
     n_ctx: int = 0
     """Context the frequencies were trained for, where they are scaled."""
     interleaved: bool = False
-    """Whether pairs are (2i, 2i + 1), as llama files store queries and keys, rather than (i, i + n_rot / 2)."""
+    """Whether pairs are (2i, 2i + 1), as llama files store queries and keys, rather than (i, i + n_rot
+    / 2)."""
     n_rot: int = 0
     """Dimensions of a head that turn."""
 
@@ -127,7 +128,9 @@ def _one_value(gguf: GGUF, key: str, n_layers: int, default: int | None = None) 
     else:
         values = gguf.per_layer(key, n_layers, default)
     if len(set(values)) != 1:
-        raise gguf.error(key, "differs from layer to layer, which this architecture's program does not support")
+        raise gguf.error(
+            key, "differs from layer to layer, which this architecture's program does not support"
+        )
     return values[0]
 
 
@@ -162,13 +165,29 @@ def _check(gguf: GGUF, c: Config, value_dim: int) -> None:
             raise gguf.error(f"{arch}.{key}", problem)
 
     require(c.dim % 32 == 0, "embedding_length", f"is {c.dim}; it must be a multiple of 32")
-    require(c.n_heads % c.n_kv_heads == 0, "attention.head_count_kv", f"is {c.n_kv_heads}, which does not divide the {c.n_heads} query heads")
-    require(c.head_dim % 32 == 0 and c.head_dim <= 1024, "attention.key_length", f"is {c.head_dim}; it must be a multiple of 32, at most 1024")
+    require(
+        c.n_heads % c.n_kv_heads == 0,
+        "attention.head_count_kv",
+        f"is {c.n_kv_heads}, which does not divide the {c.n_heads} query heads",
+    )
+    require(
+        c.head_dim % 32 == 0 and c.head_dim <= 1024,
+        "attention.key_length",
+        f"is {c.head_dim}; it must be a multiple of 32, at most 1024",
+    )
     require(value_dim == c.head_dim, "attention.value_length", f"is {value_dim}, but keys have {c.head_dim}")
     require(c.n_heads <= 1024, "attention.head_count", f"is {c.n_heads}; at most 1024 are supported")
     require(c.rope.n_rot % 2 == 0, "rope.dimension_count", f"is {c.rope.n_rot}; it must be even")
     if c.n_experts:
-        require(0 < c.n_experts_used <= min(c.n_experts, MAX_EXPERTS_USED), "expert_used_count", f"is {c.n_experts_used} of {c.n_experts} experts")
-        require(c.expert_ff > 0 and c.expert_ff % 32 == 0, "expert_feed_forward_length", f"is {c.expert_ff}; it must be a multiple of 32")
+        require(
+            0 < c.n_experts_used <= min(c.n_experts, MAX_EXPERTS_USED),
+            "expert_used_count",
+            f"is {c.n_experts_used} of {c.n_experts} experts",
+        )
+        require(
+            c.expert_ff > 0 and c.expert_ff % 32 == 0,
+            "expert_feed_forward_length",
+            f"is {c.expert_ff}; it must be a multiple of 32",
+        )
     else:
         require(c.ff > 0 and c.ff % 32 == 0, "feed_forward_length", f"is {c.ff}; it must be a multiple of 32")

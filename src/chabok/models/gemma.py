@@ -1,4 +1,5 @@
-"""Gemma 3: five layers that see a sliding window, then one that sees everything; norms before and after each block."""
+"""Gemma 3: five layers that see a sliding window, then one that sees everything; norms before and after each
+block."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def read(gguf: GGUF) -> Config:
     local_base = gguf.get("gemma3.rope.freq_base_swa", float, 10000.0, at_least=1.0)
     scale = c.attention_scale
     if c.n_layers == 62 and not gguf.get("gemma3.attention.scale", float, 0.0):
-        scale = 1.0 / math.sqrt(c.dim / c.n_heads)  # the 27B model divides by this, the others by sqrt(head_dim)
+        scale = 1.0 / math.sqrt(
+            c.dim / c.n_heads
+        )  # the 27B model divides by this, the others by sqrt(head_dim)
     return c.with_(
         activation="gelu",
         embedding_scale=math.sqrt(c.dim),

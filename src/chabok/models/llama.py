@@ -13,10 +13,14 @@ ARCHITECTURES = ("llama",)
 
 
 def read(gguf: GGUF) -> Config:
-    """Queries and keys of llama files are stored in pairs; a mixture of experts under this name is Mixtral's."""
+    """Queries and keys of llama files are stored in pairs; a mixture of experts under this name is
+    Mixtral's."""
     c = config.read(gguf)
     if c.n_experts:
-        raise gguf.error("llama.expert_count", "mixture-of-experts models of this architecture (Mixtral) are not supported yet")
+        raise gguf.error(
+            "llama.expert_count",
+            "mixture-of-experts models of this architecture (Mixtral) are not supported yet",
+        )
     return c.with_(rope=replace(c.rope, interleaved=True))
 
 

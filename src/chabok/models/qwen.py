@@ -1,6 +1,7 @@
 """Qwen 2, 2.5 and 3, dense and mixture of experts.
 
-Qwen 2 has biases on queries, keys and values; Qwen 3 norms of queries and keys instead: both are used where the file has them.
+Qwen 2 has biases on queries, keys and values; Qwen 3 norms of queries and keys instead: both are used where
+the file has them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ def read(gguf: GGUF) -> Config:
     """Nothing but the common fields."""
     c = config.read(gguf)
     if (gguf.architecture == "qwen3moe") != (c.n_experts > 0):
-        raise gguf.error(f"{gguf.architecture}.expert_count", f"is {c.n_experts}, which does not fit the architecture")
+        raise gguf.error(
+            f"{gguf.architecture}.expert_count", f"is {c.n_experts}, which does not fit the architecture"
+        )
     return c
 
 

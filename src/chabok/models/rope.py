@@ -1,7 +1,8 @@
 """Rotary position embedding: which frequencies, and in which order a head's dimensions are stored.
 
-The kernel turns dimension i with i + head_dim / 2. Other pairings are brought to that form when weights are packed, by
-reordering the rows of the query and key products (scores do not change when both are reordered alike).
+The kernel turns dimension i with i + head_dim / 2. Other pairings are brought to that form when weights are
+packed, by reordering the rows of the query and key products (scores do not change when both are reordered
+alike).
 """
 
 from __future__ import annotations
@@ -51,9 +52,12 @@ def _yarn(turning: NDArray[np.float64], rope: Rope) -> NDArray[np.float64]:
 
 
 class RopeTable:
-    """Cosines and sines by position: float32[n_positions, head_dim], half and half, filled as far as needed."""
+    """Cosines and sines by position: float32[n_positions, head_dim], half and half, filled as far as
+    needed."""
 
-    def __init__(self, rope: Rope, head_dim: int, n_positions: int, factors: NDArray[np.float32] | None = None) -> None:
+    def __init__(
+        self, rope: Rope, head_dim: int, n_positions: int, factors: NDArray[np.float32] | None = None
+    ) -> None:
         self._turning, self._magnitude = frequencies(rope, factors)
         # Zeroed memory costs nothing until it is touched.
         self.values: NDArray[np.float32] = np.zeros((n_positions, head_dim), np.float32)

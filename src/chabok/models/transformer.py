@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable
 
@@ -60,10 +61,8 @@ class Transformer:
         """Allocate the page pool; pages read as zero until written, and take memory only then."""
         self._cache = mmap.mmap(-1, max(n_pages * self.page_bytes, mmap.PAGESIZE))
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
+            with contextlib.suppress(OSError):  # a kernel without transparent huge pages
                 self._cache.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel without transparent huge pages
         self._pages = np.frombuffer(self._cache, np.uint8)
         self._base, self.n_pages = int(self._pages.ctypes.data), n_pages
 
@@ -117,7 +116,8 @@ class Transformer:
                 w.pages[rows : rows + n] = addresses[positions // PAGE_TOKENS]
                 w.slots[rows : rows + n, 0] = np.arange(rows, rows + n)
                 w.slots[rows : rows + n, 1] = 1
-                # The last rows see most keys: they come first, so that no thread is left with them in the end.
+                # The last rows see most keys: they come first, so that no thread is left with them in the
+                # end.
                 for first in reversed(range(0, n, ROW_BLOCK)):
                     size = min(ROW_BLOCK, n - first)
                     spans = (start + first + size - 1) // _SPAN + 1

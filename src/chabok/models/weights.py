@@ -1,7 +1,7 @@
 """A file's tensors as packed matrices and vectors, in the arrangement the programs read.
 
-Matrices are packed into strips. On the way the rows of queries and keys are put in the kernel's rotary order, gate and up
-are interleaved strip by strip where their types agree, and experts follow one another.
+Matrices are packed into strips. On the way the rows of queries and keys are put in the kernel's rotary order,
+gate and up are interleaved strip by strip where their types agree, and experts follow one another.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Weights:
         """Bytes of all matrices, packed."""
         return sum(p.format.packed_bytes(p.rows, p.k) * p.experts for p in self._plans.values())
 
-    # -- what is wanted ---------------------------------------------------------------------------------------
+    # -- what is wanted
+    # ---------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
         c = self._config
@@ -128,9 +129,13 @@ class Weights:
         if tensor is None:
             raise CheckpointError(f"{where} is missing; the file is incomplete or of another architecture")
         if tuple(tensor.shape) != shape:
-            raise CheckpointError(f"{where} has shape {tuple(tensor.shape)}; the model's sizes ask for {shape}")
+            raise CheckpointError(
+                f"{where} has shape {tuple(tensor.shape)}; the model's sizes ask for {shape}"
+            )
         if tensor.type not in FORMATS:
-            raise CheckpointError(f"{where} has type {tensor.type}, which is not supported; supported are {', '.join(FORMATS)}")
+            raise CheckpointError(
+                f"{where} has type {tensor.type}, which is not supported; supported are {', '.join(FORMATS)}"
+            )
         return tensor
 
     def _vector(self, name: str, size: int, *, optional: bool = False) -> None:
@@ -139,7 +144,10 @@ class Weights:
             return
         tensor = self._tensor(full, (size,))
         if FORMATS[tensor.type].quantized:
-            raise CheckpointError(f"{self._gguf.path}: tensor '{full}' has type {tensor.type}; a vector must be F32, F16 or BF16")
+            raise CheckpointError(
+                f"{self._gguf.path}: tensor '{full}' has type {tensor.type}; "
+                "a vector must be F32, F16 or BF16"
+            )
         self._vectors[name] = tensor
 
     def _format(self, tensor: Tensor, k: int) -> Format:
@@ -182,13 +190,16 @@ class Weights:
         def fill(out: Bytes) -> None:
             for e, to in enumerate(out.reshape(experts, -1)):
                 size = ff * row_bytes
-                strips = [t.data[e * size : (e + 1) * size].reshape(-1, STRIP * row_bytes) for t in (gate, up)]
+                strips = [
+                    t.data[e * size : (e + 1) * size].reshape(-1, STRIP * row_bytes) for t in (gate, up)
+                ]
                 _pack_experts(fmt, np.stack(strips, axis=1).reshape(1, -1), 2 * ff, k, to)
 
         name = f"{blk}ffn_gate_up{suffix}"
         self._plans[name] = _Plan(name, fmt, 2 * ff, k, experts, fill)
 
-    # -- packing and mapping ----------------------------------------------------------------------------------
+    # -- packing and mapping
+    # ----------------------------------------------------------------------------------
 
     def load(self, store: packed.PackedStore | None, progress: Progress | None) -> None:
         """Map the packed matrices, packing them first if they are not on disk; read the vectors."""
@@ -197,7 +208,8 @@ class Weights:
 
         def entries() -> list[packed.PackedEntry]:
             found = [
-                packed.PackedEntry(p.name, p.format.packed_bytes(p.rows, p.k) * p.experts, p.fill) for p in self._plans.values()
+                packed.PackedEntry(p.name, p.format.packed_bytes(p.rows, p.k) * p.experts, p.fill)
+                for p in self._plans.values()
             ]
             return [*found, packed.PackedEntry("vectors", 4 * sum(n_values), self._fill_vectors)]
 
@@ -207,7 +219,9 @@ class Weights:
         for name, p in self._plans.items():
             data = found.arrays[name]
             if data.size != p.format.packed_bytes(p.rows, p.k) * p.experts:
-                raise CheckpointError(f"{found.path}: packed '{name}' has {data.size} bytes; remove this folder to pack again")
+                raise CheckpointError(
+                    f"{found.path}: packed '{name}' has {data.size} bytes; remove this folder to pack again"
+                )
             self.matrices[name] = Matrix(p.format, p.rows, p.k, data, p.experts)
         values = np.array(found.arrays["vectors"]).view(np.float32)
         for (name, _), part in zip(self._vectors.items(), np.split(values, np.cumsum(n_values)[:-1])):
@@ -227,7 +241,8 @@ class Weights:
 
 
 def _pack_experts(fmt: Format, raw: Bytes, rows: int, k: int, out: Bytes) -> None:
-    """Pack matrices that follow one another, raw uint8[experts, bytes], on all cores in pieces of about 2 MB."""
+    """Pack matrices that follow one another, raw uint8[experts, bytes], on all cores in pieces of
+    about 2 MB."""
     row_bytes, pair_bytes = fmt.row_bytes(k), 2 * fmt.strip_bytes(k)
     step = max(PAIR, (1 << 21) // row_bytes // PAIR * PAIR)
     pieces = []
@@ -235,7 +250,13 @@ def _pack_experts(fmt: Format, raw: Bytes, rows: int, k: int, out: Bytes) -> Non
         for first in range(0, rows, step):
             n = min(step, rows - first)
             start = first // PAIR * pair_bytes
-            pieces.append((source[first * row_bytes : (first + n) * row_bytes], n, to[start : start + -(-n // PAIR) * pair_bytes]))
+            pieces.append(
+                (
+                    source[first * row_bytes : (first + n) * row_bytes],
+                    n,
+                    to[start : start + -(-n // PAIR) * pair_bytes],
+                )
+            )
     if len(pieces) == 1:
         pack(fmt, pieces[0][0], pieces[0][1], k, pieces[0][2])
         return

@@ -12,10 +12,12 @@ from chabok.compute.pool import aligned
 from chabok.models.config import Config
 
 FEW_ROWS = 4
-"""Up to this many rows, each thread prepares the rows' activations for itself rather than wait for the others."""
+"""Up to this many rows, each thread prepares the rows' activations for itself rather than wait for the
+others."""
 
 EXTRA_SLOTS = 512
-"""Partial results of attention beyond one per row, for sequences whose keys are shared out between threads."""
+"""Partial results of attention beyond one per row, for sequences whose keys are shared out between
+threads."""
 
 Array = NDArray[np.float32]
 
@@ -43,7 +45,8 @@ def round_up(n: int, multiple: int) -> int:
 class Workspace:
     """Buffers for up to ``max_rows`` rows on ``threads`` threads.
 
-    Buffers that each thread fills for itself when rows are few have room for ``threads`` copies of FEW_ROWS rows.
+    Buffers that each thread fills for itself when rows are few have room for ``threads`` copies of FEW_ROWS
+    rows.
     """
 
     def __init__(self, c: Config, max_rows: int, threads: int) -> None:
@@ -81,7 +84,9 @@ class Workspace:
         self.out_x = _floats(max_rows, c.dim)
         self.logits = _floats(max_rows, round_up(c.vocab, PAIR))
         self.maxima = _floats(max_rows, -(-c.vocab // SUMMARY_BLOCK))
-        self.sums = aligned(max_rows * -(-c.vocab // SUMMARY_RUN) * 16).view(np.float64).reshape(max_rows, -1, 2)
+        self.sums = (
+            aligned(max_rows * -(-c.vocab // SUMMARY_RUN) * 16).view(np.float64).reshape(max_rows, -1, 2)
+        )
         group = c.n_heads // c.n_kv_heads
         need = max(
             matmul.scratch_bytes(max_rows * used),

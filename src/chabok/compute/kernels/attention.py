@@ -1,14 +1,17 @@
 """Attention over pages of the key/value cache, with an online softmax.
 
-A page holds 64 tokens of one sequence for every layer and key/value head: keys transposed, f16[head_dim][64], then values,
-f16[64][head_dim]. Sixteen keys are scored at once and sixteen dimensions of the output summed at once, so nothing is
-ever summed across a vector; all the query heads that share a key/value head, and several query rows, share each load.
+A page holds 64 tokens of one sequence for every layer and key/value head: keys transposed, f16[head_dim][64],
+then values, f16[64][head_dim]. Sixteen keys are scored at once and sixteen dimensions of the output summed at
+once, so nothing is ever summed across a vector; all the query heads that share a key/value head, and several
+query rows, share each load.
 
-An item of work is a block of consecutive rows of one sequence and a run of spans (512 keys, 8 pages) of its keys. Each span is
-reduced by itself to (peak, sum, weighted values) and spans are merged in order, in the item or, where a sequence's spans
-were shared out between threads, in ``Merge``: the operations and their order are the same, and so is every bit.
+An item of work is a block of consecutive rows of one sequence and a run of spans (512 keys, 8 pages) of its
+keys. Each span is reduced by itself to (peak, sum, weighted values) and spans are merged in order, in the
+item or, where a sequence's spans were shared out between threads, in ``Merge``: the operations and their
+order are the same, and so is every bit.
 
-Reference: Dao et al., "FlashAttention" (2022), and Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+Reference: Dao et al., "FlashAttention" (2022), and Milakov and Gimelshein, "Online normalizer calculation for
+softmax" (2018).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 
 from chabok.compute.emit import F16, F32, I16, I32, I64, PTR, Function, Module, Value
 from chabok.compute.isa import ISA
-from chabok.compute.kernels.common import begin, chunks, exp, in_tiles
+from chabok.compute.kernels.common import begin, chunks, exp, flagged, in_tiles
 from chabok.compute.kernels.quantize import quantize_group, root_mean_square
 
 PAGE = 64
@@ -27,7 +30,8 @@ SPAN_PAGES = 8
 """Pages of a span."""
 
 ITEM_BYTES = 64
-"""An item, 64-bit fields: first row, rows, position of the first row, address of the page addresses, first span, end span, slot."""
+"""An item, 64-bit fields: first row, rows, position of the first row, address of the page addresses, first
+span, end span, slot."""
 
 ROW_BLOCK = 16
 """Most rows of an item."""
@@ -50,9 +54,10 @@ def partial_floats(head_dim: int) -> int:
 class RopeStore:
     """Rotates queries and keys by their positions and files keys and values in their pages.
 
-    qkv float32[rows, (heads + 2 * kv_heads) * head_dim]: queries are rotated in place and scaled, keys and values become f16 in
-    the cache. Dimension i turns with i + half; with ``norms``, each head is first divided by its root mean square and
-    multiplied by a weight of its own (q_norm, k_norm). Half of the table's row is cosines, half sines.
+    qkv float32[rows, (heads + 2 * kv_heads) * head_dim]: queries are rotated in place and scaled, keys and
+    values become f16 in the cache. Dimension i turns with i + half; with ``norms``, each head is first
+    divided by its root mean square and multiplied by a weight of its own (q_norm, k_norm). Half of the
+    table's row is cosines, half sines.
 
     Su et al., "RoFormer" (2021).
     """
@@ -60,13 +65,13 @@ class RopeStore:
     head_dim: int
     norms: bool = False
 
-    fields = ("rows", "qkv", "qkv_stride", "heads", "kv_heads", "positions", "pages", "layer", "table", "q_scale",
-              "q_norm", "k_norm", "eps", "counter")  # fmt: skip
+    fields = ("rows", "qkv", "qkv_stride", "heads", "kv_heads", "positions", "pages", "layer", "table",
+              "q_scale", "q_norm", "k_norm", "eps", "counter")  # fmt: skip
 
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return f"rope_store_{self.head_dim}{'_norms' if self.norms else ''}"
+        return flagged(f"rope_store_{self.head_dim}", norms=self.norms)
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -75,14 +80,20 @@ class RopeStore:
         rows, heads, kv_heads = ops.ptr("rows").load(I64), ops.int("heads"), ops.int("kv_heads")
         all_heads = heads + kv_heads * 2
         blocks = (rows + 15) // 16
-        # An item is one head of sixteen rows: threads then rarely write to the same line of a transposed page.
-        with chunks(f, ops.ptr("counter"), blocks * all_heads, 2) as (start, stop), f.loop(start, stop) as item:
+        # An item is one head of sixteen rows: threads then rarely write to the same line of a transposed
+        # page.
+        with (
+            chunks(f, ops.ptr("counter"), blocks * all_heads, 2) as (start, stop),
+            f.loop(start, stop) as item,
+        ):
             head, first = item % all_heads, item // all_heads * 16
             with f.loop(first, f.minimum(first + 16, rows)) as r:
                 x = ops.ptr("qkv").at(r * ops.int("qkv_stride")).at(head, 4 * dim)
                 position = ops.ptr("positions").at(r, 4).load(I32).sext(I64)
                 with f.either(head < heads) as otherwise:
-                    rotated = self.rotate(f, ops.ptr("table"), x, position, ops.ptr("q_norm"), ops.float("eps"))
+                    rotated = self.rotate(
+                        f, ops.ptr("table"), x, position, ops.ptr("q_norm"), ops.float("eps")
+                    )
                     for i, v in enumerate(rotated):
                         x.store(v * ops.float("q_scale"), 64 * i)
                     otherwise()
@@ -92,7 +103,9 @@ class RopeStore:
                     kv_head = is_key.select(head - heads, head - heads - kv_heads)
                     keys = page.at(kv_head, head_bytes(dim))
                     with f.either(is_key) as value_branch:
-                        rotated = self.rotate(f, ops.ptr("table"), x, position, ops.ptr("k_norm"), ops.float("eps"))
+                        rotated = self.rotate(
+                            f, ops.ptr("table"), x, position, ops.ptr("k_norm"), ops.float("eps")
+                        )
                         column = keys.at(token, 2)
                         for i, v in enumerate(rotated):
                             narrow = _to_half(f, v).bitcast(I16 * 16)
@@ -103,7 +116,9 @@ class RopeStore:
                         for i in range(dim // 16):
                             values.store(_to_half(f, x.load(F32 * 16, 64 * i)), 32 * i)
 
-    def rotate(self, f: Function, table: Value, x: Value, position: Value, norm: Value, eps: Value) -> list[Value]:
+    def rotate(
+        self, f: Function, table: Value, x: Value, position: Value, norm: Value, eps: Value
+    ) -> list[Value]:
         """A head's vectors of 16, normalized if asked, rotated."""
         n = self.head_dim // 16
         v = [x.load(F32 * 16, 64 * i) for i in range(n)]
@@ -129,8 +144,9 @@ def _to_half(f: Function, v: Value) -> Value:
 class Attention:
     """Scores of a block's queries against their keys, and the values weighted by them, unnormalized.
 
-    group: query heads that share a key/value head. window: whether keys older than ``window`` are hidden. cap: whether scores
-    s become cap * tanh(s / cap). Queries come rotated and scaled. Results go to ``partials`` float32[slots, heads, 16 + head_dim].
+    group: query heads that share a key/value head. window: whether keys older than ``window`` are hidden.
+    cap: whether scores s become cap * tanh(s / cap). Queries come rotated and scaled. Results go to
+    ``partials`` float32[slots, heads, 16 + head_dim].
     """
 
     head_dim: int
@@ -138,14 +154,13 @@ class Attention:
     window: bool = False
     cap: bool = False
 
-    fields = ("items", "n_items", "qkv", "qkv_stride", "kv_heads", "layer", "window", "cap", "partials", "scratch",
-              "scratch_stride", "counter")  # fmt: skip
+    fields = ("items", "n_items", "qkv", "qkv_stride", "kv_heads", "layer", "window", "cap", "partials",
+              "scratch", "scratch_stride", "counter")  # fmt: skip
 
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        flags = ("_window" if self.window else "") + ("_cap" if self.cap else "")
-        return f"attention_{self.head_dim}_{self.group}{flags}"
+        return flagged(f"attention_{self.head_dim}_{self.group}", window=self.window, cap=self.cap)
 
     @property
     def queries(self) -> int:
@@ -154,7 +169,8 @@ class Attention:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of scratch a thread needs: scores, then for each query a span's state and the merged state."""
+        """Bytes of scratch a thread needs: scores, then for each query a span's state and the merged
+        state."""
         return self.queries * 4 * (PAGE + 2 * partial_floats(self.head_dim))
 
     def emit(self, module: Module, isa: ISA) -> None:
@@ -193,18 +209,33 @@ class Attention:
                 first_page = f.maximum(span * SPAN_PAGES, oldest)
                 end_page = f.minimum((span + 1) * SPAN_PAGES, last // PAGE + 1)
                 with f.loop(first_page, end_page) as page:
-                    keys = page_list.at(page, 8).load(PTR, align=8).at(ops.int("layer")).at(head, head_bytes(dim))
+                    keys = (
+                        page_list.at(page, 8)
+                        .load(PTR, align=8)
+                        .at(ops.int("layer"))
+                        .at(head, head_bytes(dim))
+                    )
                     in_tiles(f, queries, sizes, lambda n, i: f.invoke(
                         score[n], q, ops.int("qkv_stride"), i, keys, scratch.at(i, 4 * PAGE)))  # fmt: skip
                     with f.loop(0, queries) as i:
-                        f.invoke(soften, scratch.at(i, 4 * PAGE), spans.at(i, state), page * PAGE, position + i // group,
-                                 ops.int("window"), ops.float("cap"))  # fmt: skip
+                        weights, state_at, row = (
+                            scratch.at(i, 4 * PAGE),
+                            spans.at(i, state),
+                            position + i // group,
+                        )
+                        window, cap = ops.int("window"), ops.float("cap")
+                        f.invoke(soften, weights, state_at, page * PAGE, row, window, cap)
+                    values = keys.at(PAGE * dim * 2)
                     in_tiles(f, queries, sizes, lambda n, i: f.invoke(
-                        weigh[n], scratch.at(i, 4 * PAGE), keys.at(PAGE * dim * 2), spans.at(i, state)))  # fmt: skip
+                        weigh[n], scratch.at(i, 4 * PAGE), values, spans.at(i, state)))  # fmt: skip
                 with f.loop(0, queries) as i:
                     f.invoke(merge, totals.at(i, state), spans.at(i, state))
             with f.loop(0, queries) as i:
-                to = ops.ptr("partials").at((slot + i // group) * kv_heads + head, group * state).at(i % group, state)
+                to = (
+                    ops.ptr("partials")
+                    .at((slot + i // group) * kv_heads + head, group * state)
+                    .at(i % group, state)
+                )
                 total = totals.at(i, state)
                 to.store(total.load(F32), 0)
                 to.store(total.load(F32, 4), 4)
@@ -242,8 +273,16 @@ class Attention:
         return f
 
     def soften(self, module: Module) -> Function:
-        """A query's 64 scores become exponentials below its running peak; its state is rescaled to that peak."""
-        args = [("scores", PTR), ("state", PTR), ("first_key", I64), ("position", I64), ("window", I64), ("cap", F32)]
+        """A query's 64 scores become exponentials below its running peak; its state is rescaled to
+        that peak."""
+        args = [
+            ("scores", PTR),
+            ("state", PTR),
+            ("first_key", I64),
+            ("position", I64),
+            ("window", I64),
+            ("cap", F32),
+        ]
         f = module.function(f"{self.symbol}_soften", args)
         scores, state, first_key, position, window, cap = f.args
         s = [scores.load(F32 * 16, 64 * i) for i in range(4)]
@@ -259,7 +298,7 @@ class Attention:
             masked = masked | (oldest >= 0)
         with f.when(masked):
             for i, slot in enumerate(slots):
-                key = f.const_vector(range(16 * i, 16 * i + 16), I32)  # type: ignore[arg-type]
+                key = f.const_vector(range(16 * i, 16 * i + 16), I32)
                 seen = key <= newest
                 if self.window:
                     seen = seen & (key > oldest)
@@ -275,8 +314,8 @@ class Attention:
         state.store(peak, 0)
         state.store(f.fma(state.load(F32, 4), keep.lane(0), total), 4)
         with f.when(before < peak):
-            for v in range(self.head_dim // 16):
-                state.store(state.load(F32 * 16, 64 + 64 * v) * keep, 64 + 64 * v)
+            for at in range(64, 64 + 4 * self.head_dim, 64):
+                state.store(state.load(F32 * 16, at) * keep, at)
         return f
 
     def weighted(self, module: Module, n: int, vectors: int) -> Function:
@@ -320,19 +359,31 @@ def merge_function(module: Module, owner: str, head_dim: int) -> Function:
 class Merge:
     """Merges a row's partial results in order, normalizes them, and writes them as the next product's input.
 
-    slots: int64[rows, 2], the first slot of a row and how many. Output as lines of 8-bit activations, or floats.
+    slots: int64[rows, 2], the first slot of a row and how many. Output as lines of 8-bit activations, or
+    floats.
     """
 
     head_dim: int
     to_bytes: bool = True
     private: bool = False
 
-    fields = ("rows", "slots", "partials", "heads", "out", "out_stride", "out_private", "scratch", "scratch_stride", "counter")
+    fields = (
+        "rows",
+        "slots",
+        "partials",
+        "heads",
+        "out",
+        "out_stride",
+        "out_private",
+        "scratch",
+        "scratch_stride",
+        "counter",
+    )
 
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return f"merge_{self.head_dim}{'' if self.to_bytes else '_float'}{'_private' if self.private else ''}"
+        return flagged(f"merge_{self.head_dim}", float=not self.to_bytes, private=self.private)
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -357,8 +408,8 @@ class Merge:
                     if self.to_bytes:
                         quantize_group(f, a, b, to.at(head, 2 * dim).at(64 * pair))
                     else:
-                        for i, v in enumerate((a, b)):
-                            to.at(head, 4 * dim).store(v, 128 * pair + 64 * i)
+                        to.at(head, 4 * dim).store(a, 128 * pair)
+                        to.at(head, 4 * dim).store(b, 128 * pair + 64)
 
         rows = ops.ptr("rows").load(I64)
         if self.private:

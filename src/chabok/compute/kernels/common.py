@@ -12,6 +12,11 @@ SIGNATURE = (("operands", PTR), ("thread", I64), ("threads", I64))
 """Every kernel: the address of its operands, the calling thread's number, how many threads take part."""
 
 
+def flagged(stem: str, **flags: bool) -> str:
+    """A kernel's name: the stem and the names of the flags that are set."""
+    return "_".join([stem, *(name for name, is_set in flags.items() if is_set)])
+
+
 class Operands:
     """Reads a kernel's operands: 64-bit fields in the order the spec names them."""
 
@@ -39,7 +44,8 @@ def begin(module: Module, symbol: str, fields: Sequence[str]) -> tuple[Function,
 
 @contextmanager
 def chunks(f: Function, counter: Value, total: Value, size: Value | int) -> Iterator[tuple[Value, Value]]:
-    """Take ranges [start, stop) of at most ``size`` items from a counter that all threads share, until none is left.
+    """Take ranges [start, stop) of at most ``size`` items from a counter that all threads share, until none
+    is left.
 
     A slow or busy core takes fewer: it never holds the others up for more than one chunk.
     """
@@ -60,8 +66,8 @@ def in_tiles(f: Function, total: Value, sizes: Sequence[int], run: Callable[[int
             done.set(at + n)
 
 
-# Polynomial for 2**t on [-1/2, 1/2]: the Taylor coefficients ln(2)**n / n! up to degree 7, whose remainder there is
-# below 3e-9, less than half a unit in the last place of a float.
+# Polynomial for 2**t on [-1/2, 1/2]: the Taylor coefficients ln(2)**n / n! up to degree 7, whose remainder
+# there is below 3e-9, less than half a unit in the last place of a float.
 _EXP2 = [math.log(2) ** n / math.factorial(n) for n in range(8)]
 
 

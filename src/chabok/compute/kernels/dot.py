@@ -1,10 +1,11 @@
 """Sums of 8-bit products, the one operation that differs between instruction sets.
 
-A step multiplies 64 weight bytes (16 rows x 4 consecutive k) by 4 activation bytes that all rows share, and adds
-the 4 products of each row to that row's 32-bit sum. Weights are unsigned with a zero point, activations signed
-in -127..127. On AVX-512 or AVX-VNNI this is one instruction. Plain AVX2 has no such sum: ``vpmaddubsw`` adds pairs into
-16 bits and saturates, so for weights of up to 7 bits as many pair sums are added as 16 bits hold before they are
-widened, and for 8 bits the weight's sign is moved to the activation first.
+A step multiplies 64 weight bytes (16 rows x 4 consecutive k) by 4 activation bytes that all rows share, and
+adds the 4 products of each row to that row's 32-bit sum. Weights are unsigned with a zero point, activations
+signed in -127..127. On AVX-512 or AVX-VNNI this is one instruction. Plain AVX2 has no such sum:
+``vpmaddubsw`` adds pairs into 16 bits and saturates, so for weights of up to 7 bits as many pair sums are
+added as 16 bits hold before they are widened, and for 8 bits the weight's sign is moved to the activation
+first.
 """
 
 from __future__ import annotations

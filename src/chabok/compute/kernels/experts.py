@@ -1,6 +1,7 @@
 """Mixture of experts: which experts a row goes to, rows sorted by expert, and their results summed.
 
-Sorted, each expert's rows lie together and are one tile product; a token alone gives one list of its experts' strips.
+Sorted, each expert's rows lie together and are one tile product; a token alone gives one list of its experts'
+strips.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 from chabok.compute.emit import F32, I32, I64, Module, Value
 from chabok.compute.isa import ISA
-from chabok.compute.kernels.common import begin, chunks, exp
+from chabok.compute.kernels.common import begin, chunks, exp, flagged
 from chabok.compute.kernels.matmul import ACTIVE_BYTES
 from chabok.compute.kernels.rows import over_rows
 
@@ -18,8 +19,8 @@ from chabok.compute.kernels.rows import over_rows
 class Choose:
     """The top ``used`` experts of each row: softmax of logits float32[rows, experts], the largest first.
 
-    normalize: their weights are made to sum to one. Ids int32[rows, used], weights float32[rows, used]. A row of logits has room for a
-    multiple of 16. private: every thread does all rows into its own copy.
+    normalize: their weights are made to sum to one. Ids int32[rows, used], weights float32[rows, used]. A row
+    of logits has room for a multiple of 16. private: every thread does all rows into its own copy.
     """
 
     used: int
@@ -31,7 +32,7 @@ class Choose:
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return f"choose_{self.used}{'_normalize' if self.normalize else ''}{'_private' if self.private else ''}"
+        return flagged(f"choose_{self.used}", normalize=self.normalize, private=self.private)
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -39,7 +40,7 @@ class Choose:
         experts = ops.int("experts")
         copy = f.args[1] * ops.int("private")
         ids, weights = ops.ptr("ids").at(copy), ops.ptr("weights").at(copy)
-        lanes = f.const_vector(range(16), I32)  # type: ignore[arg-type]
+        lanes = f.const_vector(range(16), I32)
         taken = f.scratch(4 * self.used, type_=f"[{self.used} x i32]")
 
         def row(r: Value) -> None:
@@ -48,7 +49,9 @@ class Choose:
 
             def vector(i: Value) -> Value:
                 """Sixteen logits; beyond the last expert, nothing."""
-                return (lanes < (experts - i).trunc(I32)).select(logits.at(i, 4).load(F32 * 16), float("-inf"))
+                return (lanes < (experts - i).trunc(I32)).select(
+                    logits.at(i, 4).load(F32 * 16), float("-inf")
+                )
 
             with f.loop(0, experts, 16) as i:
                 peak.set(f.maximum(peak.get(), vector(i)))
@@ -63,7 +66,8 @@ class Choose:
                 where = f.variable(f.const(0, I32 * 16))
                 with f.loop(0, experts, 16) as i:
                     v, at = vector(i), lanes + i.trunc(I32)
-                    # Rows share logits across threads in private mode, so what was taken is remembered, not erased.
+                    # Rows share logits across threads in private mode, so what was taken is remembered, not
+                    # erased.
                     for k in range(j):
                         v = at.ne(taken.load(I32, 4 * k)).select(v, float("-inf"))
                     better = v > best.get()
@@ -93,19 +97,31 @@ class Choose:
 class Sort:
     """Counting sort of rows by expert.
 
-    ids int32[rows, used] -> source int64[rows * used], the row each sorted place comes from; place int32[rows, used], where each choice
-    went; active: an entry for each expert that has rows; n_active, n_sorted int64. starts: int64[experts] to work in.
+    ids int32[rows, used] -> source int64[rows * used], the row each sorted place comes from; place
+    int32[rows, used], where each choice went; active: an entry for each expert that has rows; n_active,
+    n_sorted int64. starts: int64[experts] to work in.
     """
 
     used: int
     private: bool = False
 
-    fields = ("rows", "ids", "experts", "starts", "source", "place", "active", "n_active", "n_sorted", "private")
+    fields = (
+        "rows",
+        "ids",
+        "experts",
+        "starts",
+        "source",
+        "place",
+        "active",
+        "n_active",
+        "n_sorted",
+        "private",
+    )
 
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return f"sort_{self.used}{'_private' if self.private else ''}"
+        return flagged(f"sort_{self.used}", private=self.private)
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel: done by one thread, or by each for itself."""
@@ -113,7 +129,8 @@ class Sort:
         with f.when(f.args[1].eq(0) if not self.private else f.const(1, I64).eq(1)):
             copy = f.args[1] * ops.int("private")
             ids, starts, source, place, active, n_active, n_sorted = (
-                ops.ptr(n).at(copy) for n in ("ids", "starts", "source", "place", "active", "n_active", "n_sorted")
+                ops.ptr(n).at(copy)
+                for n in ("ids", "starts", "source", "place", "active", "n_active", "n_sorted")
             )
             experts, total = ops.int("experts"), ops.ptr("rows").load(I64) * self.used
             n_sorted.store(total)
@@ -128,8 +145,8 @@ class Sort:
                 starts.at(e, 8).store(at.get())
                 with f.when(count > 0):
                     entry = active.at(n.get(), ACTIVE_BYTES)
-                    for i, v in enumerate((e, at.get(), count)):
-                        entry.store(v, 8 * i)
+                    for field, value in enumerate((e, at.get(), count)):
+                        entry.store(value, 8 * field)
                     n.set(n.get() + 1)
                 at.set(at.get() + count)
             n_active.store(n.get())
@@ -147,12 +164,23 @@ class Spread:
 
     private: bool = False
 
-    fields = ("rows", "source", "x", "x_stride", "x_private", "bytes", "out", "out_private", "private", "counter")
+    fields = (
+        "rows",
+        "source",
+        "x",
+        "x_stride",
+        "x_private",
+        "bytes",
+        "out",
+        "out_private",
+        "private",
+        "counter",
+    )
 
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return f"spread{'_private' if self.private else ''}"
+        return flagged("spread", private=self.private)
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -183,7 +211,8 @@ class Combine:
         return f"combine_{self.used}"
 
     def emit(self, module: Module, isa: ISA) -> None:
-        """Write the kernel: shared out by runs of 256 columns of a row, so that one row keeps all threads busy."""
+        """Write the kernel: shared out by runs of 256 columns of a row, so that one row keeps all threads
+        busy."""
         f, ops = begin(module, self.symbol, self.fields)
         k = ops.int("k")
         runs = (k + 255) // 256
@@ -192,7 +221,9 @@ class Combine:
             x = ops.ptr("x").at(r * ops.int("x_stride"))
             weights = [ops.ptr("weights").at(r, 4 * self.used).load(F32, 4 * j) for j in range(self.used)]
             rows = [
-                ops.ptr("y").at(ops.ptr("place").at(r, 4 * self.used).load(I32, 4 * j).sext(I64) * ops.int("y_stride"))
+                ops.ptr("y").at(
+                    ops.ptr("place").at(r, 4 * self.used).load(I32, 4 * j).sext(I64) * ops.int("y_stride")
+                )
                 for j in range(self.used)
             ]
             with f.loop(first, f.minimum(first + 256, k), 16) as i:

@@ -1,50 +1,56 @@
 """Products of activations with packed weights: out[row, n] = sum over k of x[row, k] * w[n, k].
 
-A chunk of work is some pairs of strips (32 outputs) for all rows of the batch. Few rows: each strip is streamed once,
-unpacked in registers. Many rows: a pair of strips is unpacked into a panel that stays in the nearest caches, a run of
-k at a time, and tiles of rows pass over it.
+A chunk of work is some pairs of strips (32 outputs) for all rows of the batch. Few rows: each strip is
+streamed once, unpacked in registers. Many rows: a pair of strips is unpacked into a panel that stays in the
+nearest caches, a run of k at a time, and tiles of rows pass over it.
 
-Whichever way, an output is computed by the same operations in the same order: the integer sum of a group of 32 is
-exact, then ``acc = fma(float(sum) * x_scale, w_scale, acc)`` and, with a minimum, ``acc = fma(w_min, x_scale * x_sum, acc)``,
-groups in order of k. So a row's result does not depend, to the bit, on what else is in the batch.
+Whichever way, an output is computed by the same operations in the same order: the integer sum of a group of
+32 is exact, then ``acc = fma(float(sum) * x_scale, w_scale, acc)`` and, with a minimum, ``acc = fma(w_min,
+x_scale * x_sum, acc)``, groups in order of k. So a row's result does not depend, to the bit, on what else is
+in the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from chabok.compute.blocks import FORMATS, GROUP, STRIP, Format
 from chabok.compute.emit import F16, F32, I1, I8, I16, I32, I64, PTR, Function, Module, Value, Variable
 from chabok.compute.isa import ISA
-from chabok.compute.kernels.common import Operands, begin, chunks, gelu_tanh, in_tiles, silu
+from chabok.compute.kernels.common import Operands, begin, chunks, flagged, gelu_tanh, in_tiles, silu
 from chabok.compute.kernels.dot import Dot
 
 LINE = 64
 """Bytes of a quantized group of activations: 32 signed bytes, then eight 32-bit fields."""
 
 X_SCALE, X_MIN, X_ZERO8, X_ZERO16, X_ZERO128, X_LOW32, X_HIGH32 = (32 + 4 * i for i in range(7))
-"""Fields of a line: scale f32; scale * sum f32; -8, -16, -128 times the sum, i32; -32 times the sums of each half, i32."""
+"""Fields of a line: scale f32; scale * sum f32; -8, -16, -128 times the sum, i32; -32 times the sums of each
+half, i32."""
 
 ZERO_FIELD = {8: X_ZERO8, 16: X_ZERO16, 128: X_ZERO128}
 
 PANEL_GROUPS = 16
-"""Groups of k in a panel: two strips of it take 20 KB, which leaves room for activations in a 32 KB first-level cache."""
+"""Groups of k in a panel: two strips of it take 20 KB, which leaves room for activations in a 32 KB first-
+level cache."""
 
 PANEL_GROUP_BYTES = 512 + 128
-"""Bytes of a panel's group of one strip: 512 weights, then two vectors of 16 floats (scales and minimums, or two scales)."""
+"""Bytes of a panel's group of one strip: 512 weights, then two vectors of 16 floats (scales and minimums, or
+two scales)."""
 
 EPILOGUES = ("store", "add", "silu", "gelu")
-"""What becomes of a sum: stored, added to what is there, or (weights interleaved by strips) act(gate) * up stored."""
+"""What becomes of a sum: stored, added to what is there, or (weights interleaved by strips) act(gate) * up
+stored."""
 
-FIELDS = ("rows", "x", "x_stride", "x_private", "w", "strip_bytes", "pairs", "chunk", "units", "out", "out_stride", "bias", "counter",
-          "scratch", "scratch_stride")  # fmt: skip
+FIELDS = ("rows", "x", "x_stride", "x_private", "w", "strip_bytes", "pairs", "chunk", "units", "out",
+          "out_stride", "bias", "counter", "scratch", "scratch_stride")  # fmt: skip
 
 ACTIVE_BYTES = 32
 """An active expert: its number, its first sorted row, its rows, 64 bits each, padded."""
 
 EXPERT_FIELDS = ("active", "n_active", "active_private", "expert_bytes")
-"""More operands: entries of active experts and their number, each thread's copies ``active_private`` bytes apart."""
+"""More operands: entries of active experts and their number, each thread's copies ``active_private`` bytes
+apart."""
 
 FEW_ROWS = 5
 """Up to this many rows are streamed directly; beyond, a panel pays."""
@@ -59,7 +65,8 @@ def scratch_bytes(max_rows: int) -> int:
 class MatMul:
     """The product kernel of one weight format and one epilogue; with ``bias``, a float32[n] is added.
 
-    experts: weights are one matrix per expert, and each active expert (see ``experts.Sort``) takes its own rows.
+    experts: weights are one matrix per expert, and each active expert (see ``experts.Sort``) takes its own
+    rows.
     """
 
     format: str
@@ -75,7 +82,7 @@ class MatMul:
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return f"matmul_{self.format}_{self.epilogue}{'_bias' if self.bias else ''}{'_experts' if self.experts else ''}"
+        return flagged(f"matmul_{self.format}_{self.epilogue}", bias=self.bias, experts=self.experts)
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -86,7 +93,8 @@ class MatMul:
 
 
 class Chunk:
-    """A pair of strips and the rows it is multiplied with: addresses of weights, first row, first output, bias."""
+    """A pair of strips and the rows it is multiplied with: addresses of weights, first row, first output,
+    bias."""
 
     def __init__(self, w: Value, rows: Value, x: Value, out: Value) -> None:
         self.w, self.rows, self.x, self.out, self.bias = w, rows, x, out, out
@@ -141,7 +149,9 @@ class _Product:
                 entry, at = active.at(i // pairs, ACTIVE_BYTES), i % pairs
                 expert, first, rows = (entry.load(I64, 8 * n) for n in range(3))
                 w = ops.ptr("w").at(expert * ops.int("expert_bytes")).at(at * strip_bytes, 2)
-                chunk = Chunk(w, rows, x.at(first * ops.int("x_stride")), out.at(first * ops.int("out_stride")))
+                chunk = Chunk(
+                    w, rows, x.at(first * ops.int("x_stride")), out.at(first * ops.int("out_stride"))
+                )
             else:
                 at = i
                 chunk = Chunk(ops.ptr("w").at(at * strip_bytes, 2), rows, x, out)
@@ -161,7 +171,8 @@ class _Quantized(_Product):
     # -- unpacking ------------------------------------------------------------------------------------------
 
     def weights(self, f: Function, group: Value, part: int) -> list[Value]:
-        """The eight weight vectors of a group: <4*lanes x i8> each, unsigned (or signed, where the dot takes it so)."""
+        """The eight weight vectors of a group: <4*lanes x i8> each, unsigned (or signed, where the dot takes
+        it so)."""
         n, fmt = 4 * self.lanes, self.format
         base = fmt.group_head + part * n
 
@@ -185,7 +196,8 @@ class _Quantized(_Product):
         return result
 
     def scales(self, f: Function, unit: Value, group: Value, part: int) -> tuple[Value, Value | None]:
-        """The scales of a group, float<lanes>, and the minimums or the second half's scales where there are any."""
+        """The scales of a group, float<lanes>, and the minimums or the second half's scales where there are
+        any."""
         fmt, n = self.format, self.lanes
 
         def half(base: Value, offset: int) -> Value:
@@ -216,13 +228,14 @@ class _Quantized(_Product):
             for half, scale in enumerate((first, second)):
                 assert scale is not None
                 start = x.load(I32, (X_LOW32, X_HIGH32)[half]).splat(lanes)
-                total = self.dot.group(f, weights[4 * half : 4 * half + 4], bytes4[4 * half : 4 * half + 4], start)
+                four = slice(4 * half, 4 * half + 4)
+                total = self.dot.group(f, weights[four], bytes4[four], start)
                 acc = f.fma(total.to_float() * x_scale, scale, acc)
             return acc
-        start = None
+        zero: Value | None = None
         if not fmt.minimum and not (fmt.bits == 8 and self.dot.signed):
-            start = x.load(I32, ZERO_FIELD[fmt.zero]).splat(lanes)
-        total = self.dot.group(f, weights, bytes4, start)
+            zero = x.load(I32, ZERO_FIELD[fmt.zero]).splat(lanes)
+        total = self.dot.group(f, weights, bytes4, zero)
         acc = f.fma(total.to_float() * x_scale, first, acc)
         if fmt.minimum:
             assert second is not None
@@ -286,11 +299,11 @@ class _Quantized(_Product):
     def tile(self, rows: int) -> Function:
         """A function that passes ``rows`` rows over a panel of two strips.
 
-        partial: float32[rows, 32], the sums so far (not read if ``is_first``); written unless ``is_last``, when the
-        epilogue writes to out instead.
+        partial: float32[rows, 32], the sums so far (not read if ``is_first``); written unless ``is_last``,
+        when the epilogue writes to out instead.
         """
-        args = [("panel", PTR), ("groups", I64), ("x", PTR), ("x_stride", I64), ("partial", PTR), ("is_first", I1),
-                ("is_last", I1), ("out", PTR), ("out_stride", I64), ("bias", PTR)]  # fmt: skip
+        args = [("panel", PTR), ("groups", I64), ("x", PTR), ("x_stride", I64), ("partial", PTR),
+                ("is_first", I1), ("is_last", I1), ("out", PTR), ("out_stride", I64), ("bias", PTR)]  # fmt: skip
         f = self.module.function(f"{self.spec.symbol}_tile{rows}", args)
         panel, groups, x, x_stride, partial, is_first, is_last, out, out_stride, bias = f.args
         n, fmt = self.lanes, self.format
@@ -316,7 +329,9 @@ class _Quantized(_Product):
                 for r in range(rows):
                     line = row_x[r].at(g, LINE)
                     for s in range(2):
-                        acc[r][s].set(self.accumulate(f, acc[r][s].get(), weights[s], firsts[s], seconds[s], line))
+                        acc[r][s].set(
+                            self.accumulate(f, acc[r][s].get(), weights[s], firsts[s], seconds[s], line)
+                        )
             sums.append([[a.get() for a in row] for row in acc])
         with f.either(is_last) as otherwise:
             for r in range(rows):
@@ -333,8 +348,8 @@ class _Quantized(_Product):
         """A function that computes one pair of strips for all rows by way of panels."""
         unpack = self.unpack_panel()
         tiles = {r: self.tile(r) for r in range(1, self.tile_rows + 1)}
-        args = [("w", PTR), ("strip_bytes", I64), ("units", I64), ("rows", I64), ("x", PTR), ("x_stride", I64),
-                ("out", PTR), ("out_stride", I64), ("bias", PTR), ("scratch", PTR)]  # fmt: skip
+        args = [("w", PTR), ("strip_bytes", I64), ("units", I64), ("rows", I64), ("x", PTR),
+                ("x_stride", I64), ("out", PTR), ("out_stride", I64), ("bias", PTR), ("scratch", PTR)]  # fmt: skip
         f = self.module.function(f"{self.spec.symbol}_panels", args)
         w, strip_bytes, units, rows, x, x_stride, out, out_stride, bias, scratch = f.args
         fmt = self.format
@@ -381,7 +396,9 @@ class _Quantized(_Product):
                     directs[n], c.w, strip_bytes, units, c.x.at(at * x_stride), x_stride,
                     c.out.at(at * out_stride), out_stride, c.bias))  # fmt: skip
                 otherwise()
-                f.invoke(panels, c.w, strip_bytes, units, c.rows, c.x, x_stride, c.out, out_stride, c.bias, scratch)
+                f.invoke(
+                    panels, c.w, strip_bytes, units, c.rows, c.x, x_stride, c.out, out_stride, c.bias, scratch
+                )
 
         self.kernel(pair)
 
@@ -408,13 +425,17 @@ class _Floats(_Product):
         acc = [[f.variable(f.const(0.0, F32 * STRIP)) for _ in range(2)] for _ in range(rows)]
         row_x = [x.at(f.const(r, I64) * x_stride) if r else x for r in range(rows)]
         with f.loop(0, k) as i:
-            weights = [self.load(f, (w.at(strip_bytes) if s else w).at(i, self.format.unit_bytes)) for s in range(2)]
+            weights = [
+                self.load(f, (w.at(strip_bytes) if s else w).at(i, self.format.unit_bytes)) for s in range(2)
+            ]
             for r in range(rows):
                 value = row_x[r].at(i, 4).load(F32)
                 for s in range(2):
                     acc[r][s].set(f.fma(weights[s], value, acc[r][s].get()))
         for r in range(rows):
-            self.finish(f, [a.get() for a in acc[r]], out.at(f.const(r, I64) * out_stride) if r else out, bias)
+            self.finish(
+                f, [a.get() for a in acc[r]], out.at(f.const(r, I64) * out_stride) if r else out, bias
+            )
         return f
 
     def emit(self) -> None:

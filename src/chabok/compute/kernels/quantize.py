@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chabok.compute.emit import F32, I8, I16, I32, I64, PTR, Function, Module, Value
+from chabok.compute.emit import F32, I8, I32, I64, Function, Module, Value
 from chabok.compute.isa import ISA
 from chabok.compute.kernels import matmul
-from chabok.compute.kernels.common import begin, chunks
+from chabok.compute.kernels.common import begin, chunks, flagged
 
-FIELDS = ("rows", "x", "x_stride", "x_private", "k", "norm", "eps", "out", "out_stride", "out_private", "counter")
+FIELDS = (
+    "rows",
+    "x",
+    "x_stride",
+    "x_private",
+    "k",
+    "norm",
+    "eps",
+    "out",
+    "out_stride",
+    "out_private",
+    "counter",
+)
 
 
 def root_mean_square(f: Function, x: Value, k: Value, eps: Value) -> Value:
@@ -25,7 +37,8 @@ def root_mean_square(f: Function, x: Value, k: Value, eps: Value) -> Value:
 
 
 def quantize_group(f: Function, a: Value, b: Value, line: Value) -> None:
-    """Write 32 floats (two vectors of 16) as a line: bytes, scale and the sums that zero points and minimums need."""
+    """Write 32 floats (two vectors of 16) as a line: bytes, scale and the sums that zero points and minimums
+    need."""
     peak = f.reduce_max(f.maximum(f.abs(a), f.abs(b)))
     scale = peak * (1.0 / 127.0)
     inverse = (peak > 1e-30).select(f.const(127.0, F32) / peak, 0.0)
@@ -60,7 +73,7 @@ class Quantize:
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return f"quantize{'_norm' if self.norm else ''}{'' if self.to_bytes else '_float'}{'_private' if self.private else ''}"
+        return flagged("quantize", norm=self.norm, float=not self.to_bytes, private=self.private)
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -80,7 +93,7 @@ class Quantize:
                         v = v * factor * norm.at(i, 4).load(F32 * 16, 64 * half)
                     vectors.append(v)
                 if self.to_bytes:
-                    quantize_group(f, *vectors, to.at(i, 2))
+                    quantize_group(f, vectors[0], vectors[1], to.at(i, 2))
                 else:
                     for half in range(2):
                         to.at(i, 4).store(vectors[half], 64 * half)

@@ -1,4 +1,5 @@
-"""What happens to rows between products: embedding, residual sums and norms, gates, and the choice of the best."""
+"""What happens to rows between products: embedding, residual sums and norms, gates, and the choice of the
+best."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from chabok.compute.blocks import FORMATS, GROUP, STRIP
 from chabok.compute.emit import F16, F32, F64, I8, I16, I32, I64, Function, Module, Value
 from chabok.compute.isa import ISA
-from chabok.compute.kernels.common import begin, chunks, exp, gelu_tanh, silu
+from chabok.compute.kernels.common import begin, chunks, exp, flagged, gelu_tanh, silu
 from chabok.compute.kernels.quantize import quantize_group, root_mean_square
 
 
@@ -24,17 +25,29 @@ def over_rows(f: Function, rows: Value, counter: Value, private: bool, row: Call
 
 @dataclass(frozen=True)
 class Embed:
-    """Rows of a packed table as floats: out[row] = table[tokens[row]] * scale. ``private``: every thread its own copy."""
+    """Rows of a packed table as floats: out[row] = table[tokens[row]] * scale. ``private``: every thread its
+    own copy."""
 
     format: str
     private: bool = False
 
-    fields = ("rows", "tokens", "table", "strip_bytes", "units", "scale", "out", "out_stride", "out_private", "counter")
+    fields = (
+        "rows",
+        "tokens",
+        "table",
+        "strip_bytes",
+        "units",
+        "scale",
+        "out",
+        "out_stride",
+        "out_private",
+        "counter",
+    )
 
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return f"embed_{self.format}{'_private' if self.private else ''}"
+        return flagged(f"embed_{self.format}", private=self.private)
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -101,7 +114,9 @@ class Embed:
             scales = [half(group, 0)] * 2
             minimum = half(group, 2 * STRIP) if fmt.minimum else None
         elif fmt.scales == 2:
-            scales = [half(unit, 0) * group.at(lane).load(I8, STRIP * i).sext(I32).to_float() for i in range(2)]
+            scales = [
+                half(unit, 0) * group.at(lane).load(I8, STRIP * i).sext(I32).to_float() for i in range(2)
+            ]
         else:
             scales = [half(unit, 0) * group.at(lane).load(I8).zext(I32).to_float()] * 2
             minimum = -(half(unit, 2 * STRIP) * group.at(lane).load(I8, STRIP).zext(I32).to_float())
@@ -127,7 +142,7 @@ class AddNorm:
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return f"add{'_norm' if self.norm else ''}{'_private' if self.private else ''}"
+        return flagged("add", norm=self.norm, private=self.private)
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -148,7 +163,8 @@ class AddNorm:
 
 @dataclass(frozen=True)
 class Gate:
-    """act(gate) * up as lines of 8-bit activations or floats, where a product could not do it (weights of two formats).
+    """act(gate) * up as lines of 8-bit activations or floats, where a product could not do it (weights of two
+    formats).
 
     gate, up: float32[rows, k] at their addresses, ``stride`` bytes a row.
     """
@@ -162,7 +178,7 @@ class Gate:
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return f"gate_{self.activation}{'' if self.to_bytes else '_float'}{'_private' if self.private else ''}"
+        return flagged(f"gate_{self.activation}", float=not self.to_bytes, private=self.private)
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -199,7 +215,10 @@ class Gather:
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
         f, ops = begin(module, self.symbol, self.fields)
-        with chunks(f, ops.ptr("counter"), ops.ptr("rows").load(I64), 4) as (start, stop), f.loop(start, stop) as r:
+        with (
+            chunks(f, ops.ptr("counter"), ops.ptr("rows").load(I64), 4) as (start, stop),
+            f.loop(start, stop) as r,
+        ):
             source = ops.ptr("x").at(ops.ptr("index").at(r, 8).load(I64) * ops.int("x_stride"))
             to = ops.ptr("out").at(r * ops.int("out_stride"))
             with f.loop(0, ops.int("k"), 16) as i:
@@ -217,18 +236,30 @@ SUMMARY_RUN = 4096
 class Summarize:
     """What choosing a token needs of its logits without reading them all again.
 
-    logits float32[rows, stride / 4], n of them in use -> maxima float32[rows, ceil(n / 64)] and, for each run of 4096, (peak, sum of
-    exponentials below it) float64[rows, ceil(n / 4096), 2]. cap: logits first become cap * tanh(logits / cap), in place.
+    logits float32[rows, stride / 4], n of them in use -> maxima float32[rows, ceil(n / 64)] and, for each run
+    of 4096, (peak, sum of exponentials below it) float64[rows, ceil(n / 4096), 2]. cap: logits first become
+    cap * tanh(logits / cap), in place.
     """
 
     cap: bool = False
 
-    fields = ("rows", "logits", "stride", "n", "cap", "maxima", "maxima_stride", "sums", "sums_stride", "counter")
+    fields = (
+        "rows",
+        "logits",
+        "stride",
+        "n",
+        "cap",
+        "maxima",
+        "maxima_stride",
+        "sums",
+        "sums_stride",
+        "counter",
+    )
 
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return f"summarize{'_cap' if self.cap else ''}"
+        return flagged("summarize", cap=self.cap)
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -247,7 +278,7 @@ class Summarize:
 
             def vector(at: Value) -> Value:
                 """Sixteen logits; beyond the end, nothing."""
-                lane = f.const_vector(range(16), I32)  # type: ignore[arg-type]
+                lane = f.const_vector(range(16), I32)
                 inside = lane < (end - at).trunc(I32)
                 return inside.select(logits.at(at, 4).load(F32 * 16), never)
 
