@@ -302,8 +302,18 @@ class _Quantized(_Product):
         partial: float32[rows, 32], the sums so far (not read if ``is_first``); written unless ``is_last``,
         when the epilogue writes to out instead.
         """
-        args = [("panel", PTR), ("groups", I64), ("x", PTR), ("x_stride", I64), ("partial", PTR),
-                ("is_first", I1), ("is_last", I1), ("out", PTR), ("out_stride", I64), ("bias", PTR)]  # fmt: skip
+        args = [
+            ("panel", PTR),
+            ("groups", I64),
+            ("x", PTR),
+            ("x_stride", I64),
+            ("partial", PTR),
+            ("is_first", I1),
+            ("is_last", I1),
+            ("out", PTR),
+            ("out_stride", I64),
+            ("bias", PTR),
+        ]
         f = self.module.function(f"{self.spec.symbol}_tile{rows}", args)
         panel, groups, x, x_stride, partial, is_first, is_last, out, out_stride, bias = f.args
         n, fmt = self.lanes, self.format
@@ -348,8 +358,18 @@ class _Quantized(_Product):
         """A function that computes one pair of strips for all rows by way of panels."""
         unpack = self.unpack_panel()
         tiles = {r: self.tile(r) for r in range(1, self.tile_rows + 1)}
-        args = [("w", PTR), ("strip_bytes", I64), ("units", I64), ("rows", I64), ("x", PTR),
-                ("x_stride", I64), ("out", PTR), ("out_stride", I64), ("bias", PTR), ("scratch", PTR)]  # fmt: skip
+        args = [
+            ("w", PTR),
+            ("strip_bytes", I64),
+            ("units", I64),
+            ("rows", I64),
+            ("x", PTR),
+            ("x_stride", I64),
+            ("out", PTR),
+            ("out_stride", I64),
+            ("bias", PTR),
+            ("scratch", PTR),
+        ]
         f = self.module.function(f"{self.spec.symbol}_panels", args)
         w, strip_bytes, units, rows, x, x_stride, out, out_stride, bias, scratch = f.args
         fmt = self.format
