@@ -1,0 +1,83 @@
+"""Sampling parameters as flags and as text, both made from ``SamplingParams`` itself."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from chabok.engine.request import SamplingParams
+from chabok.errors import RequestError
+
+DEFAULTS: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
+"""What ``chabok run`` does where nothing is said: varied, but no token that the model finds unlikely."""
+
+_LISTS = ("stop", "stop_token_ids", "logit_bias")
+_METAVARS = {"stop": "TEXT", "stop_token_ids": "ID", "logit_bias": "ID=NUMBER"}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for every sampling parameter."""
+    group = parser.add_argument_group("how tokens are chosen, and when to stop")
+    for item in fields(SamplingParams):
+        name, text = item.name, item.metadata["help"]
+        flag = "--" + name.replace("_", "-")
+        if item.type == "bool":
+            group.add_argument(flag, action="store_true", default=None, help=text)
+        elif name in _LISTS:
+            group.add_argument(
+                flag, action="append", metavar=_METAVARS[name], help=f"{text}; may be repeated"
+            )
+        else:
+            default = DEFAULTS.get(name, item.default)
+            shown = "" if default is None or ": all" in text else f" (default {default:g})"
+            kind = int if str(item.type).startswith("int") else float
+            group.add_argument(flag, type=kind, metavar="N", help=text + shown)
+
+
+def from_flags(found: argparse.Namespace) -> SamplingParams:
+    """The sampling parameters that flags ask for."""
+    values = dict(DEFAULTS)
+    for item in fields(SamplingParams):
+        value = getattr(found, item.name)
+        if value is not None:
+            values[item.name] = _listed(item.name, value) if item.name in _LISTS else value
+    return SamplingParams.of(values)
+
+
+def changed(params: SamplingParams, name: str, text: str) -> SamplingParams:
+    """The parameters with one of them set from text, as in ``/set top_k 40``; "none" takes it back."""
+    name = name.replace("-", "_")
+    values: dict[str, Any] = {item.name: getattr(params, item.name) for item in fields(SamplingParams)}
+    kinds = {item.name: str(item.type) for item in fields(SamplingParams)}
+    kind = kinds.get(name, "")
+    if text.lower() in ("none", "default"):
+        values.pop(name, None)
+    elif name in _LISTS:
+        values[name] = _listed(name, [text])
+    elif kind == "bool":
+        if text.lower() not in ("true", "false", "on", "off", "1", "0"):
+            raise RequestError(f"{name} must be true or false, not {text!r}")
+        values[name] = text.lower() in ("true", "on", "1")
+    elif kind:
+        try:
+            values[name] = int(text) if kind.startswith("int") else float(text)
+        except ValueError:
+            what = "an integer" if kind.startswith("int") else "a number"
+            raise RequestError(f"{name} must be {what}, not {text!r}") from None
+    else:
+        values[name] = text  # unknown: SamplingParams says so, and what it may have meant
+    return SamplingParams.of(values)
+
+
+def _listed(name: str, texts: list[str]) -> Any:
+    if name == "stop":
+        return texts
+    try:
+        if name == "stop_token_ids":
+            return [int(text) for text in texts]
+        pairs = (text.split("=", 1) for text in texts)
+        return {int(token): float(bias) for token, bias in pairs}
+    except ValueError:
+        raise RequestError(f"{name} takes {_METAVARS[name]}, not {' '.join(texts)!r}") from None
