@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -160,10 +161,10 @@ class ChatTemplate:
                     f"message {index} has no role: expected {{'role': 'user', 'content': '...'}}"
                 )
         return {
-            **variables,
-            "messages": [_message(index, message) for index, message in enumerate(messages)],
-            "tools": [dict(tool) for tool in tools] if tools else None,
-            "documents": [dict(document) for document in documents] if documents else None,
+            **{name: _plain(value) for name, value in variables.items()},
+            "messages": [_message(index, _plain(message)) for index, message in enumerate(messages)],
+            "tools": _plain(tools) if tools else None,
+            "documents": _plain(documents) if documents else None,
         }
 
     def _render(self, given: Mapping[str, Any], add_generation_prompt: bool, now: datetime.datetime) -> str:
@@ -172,14 +173,41 @@ class ChatTemplate:
         return program.render(variables, now)
 
 
-def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with its parts of text joined, as few templates read parts; None stays for tool calls."""
+def _plain(value: Any) -> Any:
+    """``value`` with every mapping a dict and every sequence a list, which is all that templates know."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
+    """A message in the form templates expect.
+
+    Its parts of text are joined, as few templates read parts; arguments of tool calls are values, not the
+    JSON text that the OpenAI interface has them in, because templates write them as JSON themselves.
+    """
     content = message.get("content")
     if content is None:
         content = None if message.get("tool_calls") else ""
     elif not isinstance(content, str):
         content = "".join(_part(index, part) for part in content)
-    return {**message, "content": content}
+    message = {**message, "content": content}
+    if isinstance(message.get("tool_calls"), list):
+        message["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    return message
+
+
+def _tool_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call  # what a model once wrote need not be JSON
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _part(index: int, part: object) -> str:
