@@ -223,7 +223,7 @@ def test_a_read_only_cache_is_used_but_not_written(tmp_path: Path, caplog: pytes
         assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("step", [23, pytest.param(5, marks=pytest.mark.wide)])
 def test_killed_at_any_step_nothing_half_written_is_used(store: PackedStore, step: int) -> None:
     store.root.mkdir(parents=True)
     finished, calls = False, 0

