@@ -157,6 +157,14 @@ def test_a_killed_download_is_resumed_where_it_stopped(server: Hub, cache: Path)
     assert nothing_staged(cache)
 
 
+@pytest.mark.parametrize("name", ["../../../escaped.gguf", "/escaped.gguf", "a/../../../../escaped.gguf"])
+def test_paths_in_a_listing_cannot_leave_the_folder(server: Hub, tmp_path: Path, name: str) -> None:
+    server.repos[REPO] = {name: small_model()}
+    with pytest.raises(SourceError, match="holds no"):
+        sources.resolve(f"hf:{REPO}")
+    assert not list(tmp_path.rglob("escaped.gguf"))
+
+
 @pytest.mark.parametrize("no_hash", [False, True])
 def test_content_that_is_not_what_the_hub_says_is_thrown_away(
     server: Hub, cache: Path, no_hash: bool

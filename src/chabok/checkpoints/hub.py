@@ -166,6 +166,7 @@ def _listing(model: HubModel) -> tuple[str, str | None, dict[str, _Remote]]:
     files = {
         file.rfilename: _Remote(file.rfilename, file.size, file.lfs.sha256 if file.lfs else None)
         for file in info.siblings or []
+        if not {"", ".", ".."} & set(file.rfilename.split("/"))  # no path leads out of our folder
     }
     licence = info.card_data.get("license") if info.card_data else None
     return info.sha or "main", licence if isinstance(licence, str) else None, files

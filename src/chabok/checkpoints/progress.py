@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Receives the stages of a download or of packing. Calls come from one thread, never nested."""
+    """Receives the stages of a download or of packing, one after another; no two calls at a time."""
 
     def begin(self, what: str, total_bytes: int | None) -> None:
         """A stage starts; ``total_bytes`` is None where the amount of work is not known."""
