@@ -103,18 +103,6 @@ class LlamaCpp:
         vocabulary = ll.llama_model_get_vocab(self._model)
         return list(ids[: ll.llama_tokenize(vocabulary, raw, len(raw), ids, len(ids), True, False)])
 
-    def greedy(self, prompt: list[int], n: int) -> list[int]:
-        """The n most likely next tokens, one after another."""
-        self._reset()
-        self._fill(prompt, 0, every=False)
-        best = []
-        for position in range(len(prompt), len(prompt) + n):
-            self._run()
-            best.append(int(self._logits(1).argmax()))
-            self._batch.n_tokens = 1
-            self._token[0], self._pos[0], self._wanted[0] = best[-1], position, 1
-        return best
-
     def prefill(self, prompt: list[int]) -> float:
         self._reset()
         start = time.perf_counter()

@@ -2,10 +2,10 @@
 
     python -m tests.oracles.make_real --peer-python PEER/bin/python [NAME ...]
 
-The peer's interpreter needs llama-cpp-python. Per model: the ids of tests/fixtures/text.txt in windows and of
-the prompts below (tokenized by llama.cpp), the oracle's loss of each window, its greedy continuations with the
-gap between the best two logits at each step, how far rounding activations to 8 bits moves those gaps, and
-llama.cpp's losses and continuations. Takes minutes per model, which is why the results are kept.
+The peer's interpreter needs llama-cpp-python. Per model: the ids of tests/fixtures/text.txt in windows and
+of the prompts below (tokenized by llama.cpp), the oracle's loss of each window, its greedy continuations with
+the gap between the best two logits at each step, how far rounding activations to 8 bits moves those gaps and
+how many choices it changes, and llama.cpp's losses and choices. Takes minutes per model, so it is kept.
 """
 
 from __future__ import annotations
@@ -57,17 +57,36 @@ def windows_of(ids: list[int], first: list[int]) -> list[list[int]]:
     return [first + ids[start : start + size] for start in range(0, len(ids), size)]
 
 
-def shifts(oracle: Oracle, prompts: list[list[int]], runs: list[Continuation]) -> list[float]:
-    """How far rounding activations moves the gap of the best two logits, for every step of every run."""
-    moved: list[float] = []
+def rounding(oracle: Oracle, prompts: list[list[int]], runs: list[Continuation]) -> dict[str, float]:
+    """How far rounding activations moves the gap of the best two logits, over every step of every run.
+
+    rms, p99, max: of the gap's shift; changed: how many steps get another best token.
+    """
+    moved, changed = [], 0
     oracle.round_activations = True
     for prompt, run in zip(prompts, runs, strict=True):
         logits = oracle.logits(prompt + run.tokens[:-1])[len(prompt) - 1 :]
         steps = np.arange(len(run.tokens))
         gaps = logits[steps, run.tokens] - logits[steps, run.seconds]
-        moved.extend(float(value) for value in gaps - np.array(run.gaps, dtype=np.float32))
+        moved.append(np.abs(gaps - np.array(run.gaps, dtype=np.float32)))
+        changed += int((logits.argmax(axis=1) != run.tokens).sum())
     oracle.round_activations = False
-    return moved
+    shift = np.concatenate(moved)
+    return {
+        "rms": float(np.sqrt(np.mean(shift**2))),
+        "p99": float(np.quantile(shift, 0.99)),
+        "max": float(shift.max()),
+        "changed": changed,
+    }
+
+
+def peer_changed(peer: Worker, prompts: list[list[int]], runs: list[Continuation]) -> int:
+    """How many steps of the oracle's runs get another best token from the peer."""
+    changed = 0
+    for prompt, run in zip(prompts, runs, strict=True):
+        best = peer.ask("score", tokens=prompt + run.tokens[:-1])["best"][len(prompt) - 1 :]
+        changed += sum(a != b for a, b in zip(best, run.tokens, strict=True))
+    return changed
 
 
 def make(name: str, peer: Worker) -> dict[str, Any]:
@@ -81,7 +100,6 @@ def make(name: str, peer: Worker) -> dict[str, Any]:
     oracle = Oracle(path)
     loss = [float(losses(oracle.logits(window), window).sum()) for window in windows]
     runs = oracle.greedy(prompts, N_NEW)
-    moved = np.array(shifts(oracle, prompts, runs))
     count = sum(len(window) - 1 for window in windows)
     peer_loss = [sum(peer.ask("score", tokens=window)["loss"]) for window in windows]
     return {
@@ -93,11 +111,8 @@ def make(name: str, peer: Worker) -> dict[str, Any]:
         "perplexity": math.exp(sum(loss) / count),
         "peer_loss": peer_loss,
         "peer_perplexity": math.exp(sum(peer_loss) / count),
-        "rounding": {
-            "rms": float(np.sqrt(np.mean(moved**2))),
-            "p99": float(np.quantile(np.abs(moved), 0.99)),
-            "max": float(np.abs(moved).max()),
-        },
+        "rounding": rounding(oracle, prompts, runs),
+        "peer_changed": peer_changed(peer, prompts, runs),
         "prompts": [
             {
                 "text": text,
@@ -105,7 +120,6 @@ def make(name: str, peer: Worker) -> dict[str, Any]:
                 "tokens": run.tokens,
                 "seconds": run.seconds,
                 "gaps": [round(gap, 5) for gap in run.gaps],
-                "peer_tokens": peer.ask("greedy", prompt=ids, n=N_NEW),
             }
             for text, ids, run in zip(PROMPTS, prompts, runs, strict=True)
         ],
@@ -130,7 +144,11 @@ def main() -> None:
         target.write_text(
             json.dumps(result, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8"
         )
-        print(name, {key: result[key] for key in ("perplexity", "peer_perplexity", "rounding")}, flush=True)
+        print(
+            name,
+            {key: result[key] for key in ("perplexity", "peer_perplexity", "rounding", "peer_changed")},
+            flush=True,
+        )
     peer.close()
 
 
