@@ -1,5 +1,6 @@
-"""Texts that tokenizers get wrong: scripts, code, whitespace, control characters, text that looks like tokens."""
+"""Texts that tokenizers get wrong: scripts, code, whitespace, control characters, what looks like a token."""
 
+# ruff: noqa: E501 - a text is best read on one line
 from __future__ import annotations
 
 import random

@@ -15,7 +15,6 @@ from typing import Any
 
 from gguf import GGUFWriter
 from llama_cpp import Llama
-
 from tests.models import model_path
 from tests.text.corpus import texts
 from tests.text.vocabularies import FIXTURES, byte_level, sentencepiece
@@ -23,8 +22,8 @@ from tests.text.vocabularies import FIXTURES, byte_level, sentencepiece
 REAL = ("smollm2", "gemma3", "qwen05")
 # tekken and gpt-4o are not here: llama.cpp only approximates their patterns.
 PRE_TOKENIZERS = (
-    "default", "gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35", "deepseek-llm", "deepseek-coder", "deepseek-v3",
-    "falcon", "bailingmoe", "seed-coder", "glm4", "refact", "starcoder", "viking", "bloom",
+    "default", "gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35", "deepseek-llm", "deepseek-coder",
+    "deepseek-v3", "falcon", "bailingmoe", "seed-coder", "glm4", "refact", "starcoder", "viking", "bloom",
 )  # fmt: skip
 
 

@@ -37,7 +37,15 @@ def sentencepiece(**changes: Any) -> dict[str, Any]:
     pieces = _small()["spm_pieces"]
     added = ["<tag>", "  ", "\n\n", "<start_of_turn>", "<end_of_turn>"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, *added]
-    types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(pieces), *[USER_DEFINED] * 3, *[CONTROL] * 2]
+    types = [
+        UNKNOWN,
+        CONTROL,
+        CONTROL,
+        *[BYTE] * 256,
+        *[NORMAL] * len(pieces),
+        *[USER_DEFINED] * 3,
+        *[CONTROL] * 2,
+    ]
     metadata = {
         "general.architecture": "llama",
         "tokenizer.ggml.model": "llama",

@@ -55,7 +55,7 @@ class Budget:
             if isinstance(value, _TEXT):
                 self.spend((_ELEMENT + len(value)) * times)
             elif isinstance(value, Namespace):
-                raise TemplateError("the chat template uses a namespace as a value")
+                pending.append(getattr(value, "_Namespace__attrs"))  # noqa: B009 - private to Jinja, and needed
             else:
                 self.spend(_ELEMENT * times)
                 if isinstance(value, dict):
