@@ -99,15 +99,15 @@ def fuzz(folder: Path, n: int, seed: int) -> tuple[int, int]:
     for content in mutations(small_model(seed), n, seed):
         path.unlink(missing_ok=True)  # a new file: the old one may still be mapped
         path.write_bytes(content)
-        start = time.perf_counter()
+        start = time.process_time()  # not by the clock: other programs may be busy
         try:
             read_everything(GGUF.open(path))
             opened += 1
         except CheckpointError as error:
             check_message(str(error), path)
             refused += 1
-        slowest = max(slowest, time.perf_counter() - start)
-    assert slowest < 2
+        slowest = max(slowest, time.process_time() - start)
+    assert slowest < 2, f"{slowest:.1f} s for one file"
     return opened, refused
 
 
