@@ -8,7 +8,8 @@ from chabok.text.merging import merge
 from chabok.text.pretokenizers import PreTokenizer
 from chabok.text.vocabulary import TokenType, Vocabulary, byte_strings
 
-_CACHED_WORDS = 1 << 16
+_CACHED_WORDS = 1 << 15
+_CACHED_LENGTH = 64  # longer ones are seldom seen twice
 
 
 def _byte_alphabet() -> list[str]:
@@ -49,9 +50,10 @@ class ByteLevelBPE:
             found = words.get(word)
             if found is None:
                 found = self._encode_word(word)
-                if len(words) >= _CACHED_WORDS:
-                    words.clear()
-                words[word] = found
+                if len(word) <= _CACHED_LENGTH:
+                    if len(words) >= _CACHED_WORDS:
+                        words.clear()
+                    words[word] = found
             ids += found
         return ids
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
+from math import inf
 
 import numpy as np
 
@@ -11,7 +13,8 @@ from chabok.errors import CheckpointError
 from chabok.text.merging import merge
 from chabok.text.vocabulary import TokenType, Vocabulary, flag, numbers
 
-_CACHED_CHUNKS = 1 << 16
+_CACHED_CHUNKS = 1 << 15
+_CACHED_LENGTH = 64  # longer ones are seldom seen twice
 _SPACE = "▁"
 _BYTE = re.compile(rb"<0x([0-9A-F]{2})>")
 
@@ -29,15 +32,15 @@ class SentencePiece:
         if scores is None:
             raise CheckpointError("tokenizer.ggml.scores is missing: a SentencePiece vocabulary needs scores")
         self._vocabulary = vocabulary
-        self._costs: list[float] = (-scores.astype(np.float64)).tolist()
+        costs = -scores.astype(np.float64)
         self._prefix_space = flag(metadata, "add_space_prefix", True)
-        self._pieces = dict(vocabulary.ids)
         # Control tokens are no pieces: otherwise "<", "s>" in user text could merge into one.
         reserved = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE)
-        for token in np.flatnonzero(np.isin(np.frombuffer(vocabulary.types, np.uint8), reserved)).tolist():
-            self._pieces.pop(vocabulary.tokens[token], None)
+        costs[np.isin(np.frombuffer(vocabulary.types, np.uint8), reserved)] = np.inf
+        self._costs = array("d", costs.tobytes())  # a quarter of a list's memory
+        self._ids = vocabulary.ids
         self._bytes = _byte_tokens(vocabulary)
-        self._chunk = _chunk_pattern(self._pieces)
+        self._chunk = _chunk_pattern(vocabulary.tokens)
         self._chunks: dict[str, list[int]] = {}
 
     @property
@@ -53,25 +56,29 @@ class SentencePiece:
             found = chunks.get(chunk)
             if found is None:
                 found = self._encode_chunk(chunk)
-                if len(chunks) >= _CACHED_CHUNKS:
-                    chunks.clear()
-                chunks[chunk] = found
+                if len(chunk) <= _CACHED_LENGTH:
+                    if len(chunks) >= _CACHED_CHUNKS:
+                        chunks.clear()
+                    chunks[chunk] = found
             ids += found
         return ids
 
     def _encode_chunk(self, chunk: str) -> list[int]:
         ids: list[int] = []
         for part in merge([char.encode() for char in chunk], self._cost):
-            token = self._pieces.get(part)
-            if token is not None:
+            token = self._ids.get(part)
+            if token is not None and self._costs[token] < inf:
                 ids.append(token)
             else:
                 ids += [self._bytes[byte] for byte in part]
         return ids
 
     def _cost(self, left: bytes, right: bytes) -> float | None:
-        token = self._pieces.get(left + right)
-        return None if token is None else self._costs[token]
+        token = self._ids.get(left + right)
+        if token is None:
+            return None
+        cost = self._costs[token]
+        return cost if cost < inf else None
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for; none for unused ones."""
@@ -98,7 +105,7 @@ def _byte_tokens(vocabulary: Vocabulary) -> list[int]:
     return tokens
 
 
-def _chunk_pattern(pieces: Mapping[bytes, int]) -> re.Pattern[str]:
+def _chunk_pattern(pieces: Sequence[bytes]) -> re.Pattern[str]:
     """A pattern whose matches cover a text and can be merged one by one.
 
     A cut before a space is safe when no piece holds the character before it and the space side by side.

@@ -116,8 +116,7 @@ class Vocabulary:
             if token is not None:
                 ends.add(token)
                 types[token] = TokenType.CONTROL
-        # Where it is no control token, "</s>" closes a struck-out passage of HTML (Gemma, Qwen), not the
-        # answer.
+        # Where "</s>" is no control token, it closes a struck-out passage of HTML (Gemma, Qwen).
         token = self.ids.get(b"</s>")
         if token is not None and types[token] == TokenType.CONTROL:
             ends.add(token)
