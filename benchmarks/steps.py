@@ -20,7 +20,9 @@ from chabok.models.batch import PAGE_TOKENS, Segment
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--rows", type=int, default=1, help="rows of one sequence")
     parser.add_argument("--sequences", type=int, default=1)
@@ -44,7 +46,9 @@ def main() -> None:
     print(f"{'us':>9} {'%':>5} {'steps':>6} {'us each':>9}  kernel")
     for name, times in sorted(spent.items(), key=lambda item: -sum(item[1])):
         total = sum(times)
-        print(f"{total * 1e6:9.1f} {100 * total / seconds.sum():5.1f} {len(times):6} {total / len(times) * 1e6:9.2f}  {name}")
+        print(
+            f"{total * 1e6:9.1f} {100 * total / seconds.sum():5.1f} {len(times):6} {total / len(times) * 1e6:9.2f}  {name}"
+        )
     print(f"{seconds.sum() * 1e6:9.1f} us, {len(seconds)} steps")
     model.close()
 

@@ -11,7 +11,9 @@ import ctypes
 import os
 import platform
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ import numpy as np
 
 from chabok.compute.emit import I64, PTR, Function, Module, Value
 from chabok.compute.isa import ISA
+from chabok.compute.kernels.common import flagged
 
 if TYPE_CHECKING:
     from chabok.compute.library import Library
@@ -28,8 +31,12 @@ if TYPE_CHECKING:
 EPOCH, ARRIVED, GENERATION, PROGRAM, STEPS, THREADS, YIELD, STOP = 0, 64, 128, 192, 200, 208, 216, 256
 CONTROL_BYTES = 320
 
-STEP_BYTES = 32
-"""A step: address of the kernel, address of its operands, whether all threads meet afterwards."""
+STEP_BYTES = 64
+"""A step, 64-bit fields: address of the kernel, address of its operands, whether all threads meet afterwards, and
+what to fetch while waiting: where the first thread's begins, and how much further on the next one's."""
+
+FETCH_BYTES = 6144
+"""What a thread asks memory for before it waits: the beginning of the weights it will read next."""
 
 _SPIN = 2_000
 _PATIENCE = 30_000
@@ -45,11 +52,13 @@ def _yield(f: Function, control: Value, count: Value) -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """Run the current program as one of its threads."""
+    """Run the current program as one of its threads; ``timed``: the first one notes the time after each step."""
+
+    timed: bool = False
 
     @property
     def symbol(self) -> str:
-        return "pool_run"
+        return flagged("pool_run", timed=self.timed)
 
     def emit(self, module: Module, isa: ISA) -> None:
         barrier = module.function("pool_barrier", [("control", PTR), ("threads", I64)])
@@ -67,15 +76,21 @@ class _Run:
                 _yield(barrier, control, count.get())
                 count.set(count.get() + 1)
 
-        f = module.function(self.symbol, [("control", PTR), ("thread", I64)])
-        control, thread = f.args
+        arguments = [("control", PTR), ("thread", I64), *([("times", PTR)] if self.timed else [])]
+        f = module.function(self.symbol, arguments)
+        control, thread = f.args[:2]
         threads = control.load(I64, THREADS)
         program = control.load(PTR, PROGRAM, align=8)
         with f.loop(0, control.load(I64, STEPS)) as i:
             step = program.at(i, STEP_BYTES)
             f.call_pointer(step.load(PTR, align=8), step.load(PTR, 8, align=8), thread, threads)
             with f.when(step.load(I64, 16).ne(0)):
+                following = step.load(PTR, 24, align=8).at(thread * step.load(I64, 32))
+                for at in range(0, FETCH_BYTES, 64):
+                    following.prefetch(at)
                 f.invoke(barrier, control, threads)
+            if self.timed:
+                f.args[2].at(i, 8).store(f.call("llvm.readcyclecounter", I64))
 
 
 @dataclass(frozen=True)
@@ -180,6 +195,29 @@ class Pool:
 
     def run(self, program: Program) -> None:
         """Run a program to its end on all threads."""
+        self._go(program, lambda: self._run(self._address, 0))
+
+    def profile(self, program: Program) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Run a program and tell the seconds that each step took the calling thread: float64[steps]."""
+        address = self._library.load([_Run(timed=True)])[_Run(timed=True)]
+        run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(address)
+        cycles = np.zeros(program.length + 1, np.int64)
+        took = [0.0]
+
+        def lead() -> None:
+            start = time.perf_counter()
+            run(self._address, 0, cycles[1:].ctypes.data)
+            took[0] = time.perf_counter() - start
+
+        self._go(program, lead)
+        # The first step's start was not noted; it is taken to last as long as the second.
+        cycles[0] = 2 * cycles[1] - cycles[2] if program.length > 1 else cycles[1] - 1
+        spent = np.diff(cycles).astype(np.float64)
+        seconds: np.ndarray[tuple[int], np.dtype[np.float64]] = spent * (took[0] / spent.sum())
+        return seconds
+
+    def _go(self, program: Program, lead: Callable[[], object]) -> None:
+        """Wake the workers and take part."""
         with self._busy:
             if self._closed:
                 raise RuntimeError("the pool is closed")
@@ -194,7 +232,7 @@ class Pool:
                     for sleeper in self._asleep:
                         sleeper.release()
                     self._asleep.clear()
-            self._run(self._address, 0)
+            lead()
 
     def _start(self) -> None:
         """Start the workers; again in a process that was forked, where they do not live on."""

@@ -75,7 +75,19 @@ class Program:
                     value = operands[field]
                 self._memory[at : at + 8] = np.frombuffer(_encode(value), np.uint8)
                 at += 8
+        self._fetch_ahead(steps)
         self.address = int(self._steps.ctypes.data)
+
+    def _fetch_ahead(self, steps: NDArray[np.int64]) -> None:
+        """Tell each step before a barrier where the next stream of weights begins for each thread."""
+        where, apart = int(self._steps.ctypes.data), 0
+        for i in reversed(range(self.length)):
+            steps[i, 3:5] = where, apart
+            operands = self._operands[i]
+            weights = operands.get("w")
+            if isinstance(weights, np.ndarray) and "active" not in operands:
+                where = weights.ctypes.data
+                apart = int(operands["share"]) * 2 * int(operands["strip_bytes"])  # type: ignore[call-overload]
 
     def rewind(self) -> None:
         """Set every chunk counter back to zero before a run."""

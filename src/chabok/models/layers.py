@@ -23,7 +23,7 @@ from chabok.models.rope import RopeTable
 from chabok.models.weights import Matrix, Weights
 from chabok.models.workspace import FEW_ROWS, Workspace
 
-CHUNK_BYTES = 96 * 1024
+CHUNK_BYTES = 32 * 1024
 """Weights a thread takes at a time when it streams them: large enough that taking costs nothing, small enough
 that threads finish together."""
 
@@ -133,7 +133,8 @@ class Graph:
         x, x_stride, x_private = source.operands(matrix)
         bias = bias if bias in self.weights.vectors else None
         pair_bytes = 2 * matrix.strip_bytes
-        share = matrix.pairs // (2 * self.work.threads) if not experts else 1 << 30
+        # Half of the strips are shared out beforehand; the rest goes, in small pieces, to whoever is free.
+        share = matrix.pairs // (2 * self.work.threads)
         more: dict[str, Operand] = {}
         if experts:
             routes = self.work.routes
@@ -153,7 +154,8 @@ class Graph:
             w=matrix.data,
             strip_bytes=matrix.strip_bytes,
             pairs=matrix.pairs,
-            chunk=max(1, min(CHUNK_BYTES // pair_bytes, share)),
+            share=share,
+            chunk=max(1, CHUNK_BYTES // pair_bytes),
             units=matrix.units,
             out=out,
             out_stride=out.strides[0],

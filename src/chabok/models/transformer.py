@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from chabok.compute.kernels.attention import ROW_BLOCK, SPAN_PAGES, head_bytes
 from chabok.compute.library import Library
 from chabok.compute.pool import Pool
+from chabok.compute.program import Program
 from chabok.models.batch import PAGE_TOKENS, Batch, Logits, Segment
 from chabok.models.config import Config
 from chabok.models.layers import Graph
@@ -75,15 +76,19 @@ class Transformer:
 
         Raises ValueError if there are more than max_rows rows or a segment has too few pages.
         """
-        n_rows = self._describe(batch)
-        self.pool.run(self._few if n_rows <= FEW_ROWS else self._many)
+        self.pool.run(self.program_for(batch))
         w, n_out = self.work, int(self.work.n_out[0])
         return Logits(w.logits[:n_out, : self.vocab_size], w.maxima[:n_out], w.sums[:n_out])
+
+    def program_for(self, batch: Batch) -> Program:
+        """Describe a batch to the kernels; the program that will run it."""
+        return self._few if self._describe(batch) <= FEW_ROWS else self._many
 
     def _describe(self, batch: Batch) -> int:
         """Write the batch where the kernels read it; the number of rows."""
         w = self.work
         rows = out = items = 0
+        scarce = len(batch) * self.config.n_kv_heads < 8 * self.threads
         spare, end_spare = self.max_rows, len(w.partials)
         self._page_lists = []
         for segment in batch:
@@ -100,7 +105,7 @@ class Transformer:
                 w.positions[rows] = start
                 w.pages[rows] = addresses[start // PAGE_TOKENS]
                 spans = start // _SPAN + 1
-                if spans > 1 and spare + spans <= end_spare and items + spans < len(w.items):
+                if scarce and spans > 1 and spare + spans <= end_spare and items + spans < len(w.items):
                     # Long sequences: their spans are shared out, and put together afterwards.
                     w.slots[rows] = spare, spans
                     for span in range(spans):

@@ -5,7 +5,7 @@ then values, f16[64][head_dim]. Sixteen keys are scored at once and sixteen dime
 once, so nothing is ever summed across a vector; all the query heads that share a key/value head, and several
 query rows, share each load.
 
-An item of work is a block of consecutive rows of one sequence and a run of spans (512 keys, 8 pages) of its
+An item of work is a block of consecutive rows of one sequence and a run of spans (128 keys, 2 pages) of its
 keys. Each span is reduced by itself to (peak, sum, weighted values) and spans are merged in order, in the
 item or, where a sequence's spans were shared out between threads, in ``Merge``: the operations and their
 order are the same, and so is every bit.
@@ -26,7 +26,7 @@ from chabok.compute.kernels.quantize import quantize_group, root_mean_square
 PAGE = 64
 """Tokens of a page."""
 
-SPAN_PAGES = 8
+SPAN_PAGES = 2
 """Pages of a span."""
 
 ITEM_BYTES = 64
@@ -215,6 +215,9 @@ class Attention:
                         .at(ops.int("layer"))
                         .at(head, head_bytes(dim))
                     )
+                    # Values are on their way while keys are scored, and the next page's keys while values are summed.
+                    for line in range(0, PAGE * dim * 2, 64):
+                        keys.prefetch(PAGE * dim * 2 + line)
                     in_tiles(f, queries, sizes, lambda n, i: f.invoke(
                         score[n], q, ops.int("qkv_stride"), i, keys, scratch.at(i, 4 * PAGE)))  # fmt: skip
                     with f.loop(0, queries) as i:
@@ -226,6 +229,10 @@ class Attention:
                         window, cap = ops.int("window"), ops.float("cap")
                         f.invoke(soften, weights, state_at, page * PAGE, row, window, cap)
                     values = keys.at(PAGE * dim * 2)
+                    following = page_list.at(f.minimum(page + 1, last // PAGE), 8).load(PTR, align=8)
+                    following = following.at(ops.int("layer")).at(head, head_bytes(dim))
+                    for line in range(0, PAGE * dim * 2, 64):
+                        following.prefetch(line)
                     in_tiles(f, queries, sizes, lambda n, i: f.invoke(
                         weigh[n], scratch.at(i, 4 * PAGE), values, spans.at(i, state)))  # fmt: skip
                 with f.loop(0, queries) as i:

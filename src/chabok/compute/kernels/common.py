@@ -43,16 +43,31 @@ def begin(module: Module, symbol: str, fields: Sequence[str]) -> tuple[Function,
 
 
 @contextmanager
-def chunks(f: Function, counter: Value, total: Value, size: Value | int) -> Iterator[tuple[Value, Value]]:
-    """Take ranges [start, stop) of at most ``size`` items from a counter that all threads share, until none
-    is left.
+def chunks(
+    f: Function, counter: Value, total: Value, size: Value | int, share: Value | None = None
+) -> Iterator[tuple[Value, Value]]:
+    """Take ranges [start, stop) of at most ``size`` items from a counter that all threads share, until none is
+    left. A slow or busy core takes fewer: it never holds the others up for more than one chunk.
 
-    A slow or busy core takes fewer: it never holds the others up for more than one chunk.
+    share: items that each thread takes first, by its number, before it asks the counter; at most total / threads.
+    What a thread begins with is then known before it begins, and a long run is read in one go.
     """
+    if share is None:
+        with f.forever() as taking:
+            start = counter.fetch_add(1) * size
+            taking.leave_if(start >= total)
+            yield start, f.minimum(start + size, total)
+        return
+    thread, threads = f.args[1], f.args[2]
+    next_start, next_stop = f.variable(thread * share), f.variable((thread + 1) * share)
+    taken = threads * share
     with f.forever() as taking:
-        start = counter.fetch_add(1) * size
+        start = next_start.get()
         taking.leave_if(start >= total)
-        yield start, f.minimum(start + size, total)
+        yield start, f.minimum(next_stop.get(), total)
+        start = taken + counter.fetch_add(1) * size
+        next_start.set(start)
+        next_stop.set(start + size)
 
 
 def in_tiles(f: Function, total: Value, sizes: Sequence[int], run: Callable[[int, Value], None]) -> None:

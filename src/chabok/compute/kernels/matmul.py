@@ -42,7 +42,7 @@ EPILOGUES = ("store", "add", "silu", "gelu")
 """What becomes of a sum: stored, added to what is there, or (weights interleaved by strips) act(gate) * up
 stored."""
 
-FIELDS = ("rows", "x", "x_stride", "x_private", "w", "strip_bytes", "pairs", "chunk", "units", "out",
+FIELDS = ("rows", "x", "x_stride", "x_private", "w", "strip_bytes", "pairs", "share", "chunk", "units", "out",
           "out_stride", "bias", "counter", "scratch", "scratch_stride")  # fmt: skip
 
 ACTIVE_BYTES = 32
@@ -51,6 +51,10 @@ ACTIVE_BYTES = 32
 EXPERT_FIELDS = ("active", "n_active", "active_private", "expert_bytes")
 """More operands: entries of active experts and their number, each thread's copies ``active_private`` bytes
 apart."""
+
+PREFETCH = 6144
+"""How far ahead of what it multiplies a stream of weights is asked for, in bytes: one core alone then draws a third
+more from memory than its own prefetchers bring, and most where unpacking takes long."""
 
 FEW_ROWS = 5
 """Up to this many rows are streamed directly; beyond, a panel pays."""
@@ -140,11 +144,12 @@ class _Product:
             copy = thread * ops.int("active_private")
             active = ops.ptr("active").at(copy)
             total = ops.ptr("n_active").at(copy).load(I64) * pairs
-            size = ops.int("chunk")
+            share, size = f.const(0, I64), ops.int("chunk")
         else:
             rows, total = ops.ptr("rows").load(I64), pairs
-            size = (rows <= FEW_ROWS).select(ops.int("chunk"), f.const(1, I64))
-        with chunks(f, ops.ptr("counter"), total, size) as (start, stop), f.loop(start, stop) as i:
+            few, one, none = rows <= FEW_ROWS, f.const(1, I64), f.const(0, I64)
+            share, size = few.select(ops.int("share"), none), few.select(ops.int("chunk"), one)
+        with chunks(f, ops.ptr("counter"), total, size, share) as (start, stop), f.loop(start, stop) as i:
             if self.spec.experts:
                 entry, at = active.at(i // pairs, ACTIVE_BYTES), i % pairs
                 expert, first, rows = (entry.load(I64, 8 * n) for n in range(3))
@@ -262,6 +267,8 @@ class _Quantized(_Product):
                 lines = x.at(u, LINE * per_unit)
                 for g in range(per_unit):
                     group = unit.at(fmt.unit_head + g * fmt.group_bytes)
+                    for at in range(0, fmt.group_bytes, 64):
+                        group.prefetch(PREFETCH + at)
                     for p in range(self.parts):
                         weights = self.weights(f, group, p)
                         first, second = self.scales(f, unit, group, p)

@@ -1,0 +1,42 @@
+"""How fast this machine reads memory."""
+
+from __future__ import annotations
+
+import mmap
+import time
+
+import numpy as np
+
+from chabok.compute.kernels.probe import PIECE, Read
+from chabok.compute.library import Library
+from chabok.compute.pool import Pool, aligned
+from chabok.compute.program import Program
+
+
+def read_bandwidth(library: Library, threads: int, *, n_bytes: int = 512 << 20, rounds: int = 5) -> float:
+    """Bytes per second that ``threads`` threads read together from memory no cache holds: the best of some rounds.
+
+    n_bytes should be several times the last cache's size; it is allocated for the time of the measurement.
+    """
+    memory = mmap.mmap(-1, n_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # a kernel without transparent huge pages
+    data = np.frombuffer(memory, np.uint8)
+    data[:: mmap.PAGESIZE] = 1  # untouched pages would all be the same page of zeros
+    program = Program()
+    program.step(Read(), data=data, pieces=n_bytes // PIECE, out=aligned(64 * threads))
+    program.seal(library)
+    pool = Pool(library, threads)
+    try:
+        pool.run(program)
+        best = float("inf")
+        for _ in range(rounds):
+            start = time.perf_counter()
+            pool.run(program)
+            best = min(best, time.perf_counter() - start)
+    finally:
+        pool.close()
+    return n_bytes // PIECE * PIECE / best
