@@ -19,6 +19,8 @@ from chabok.models.batch import PAGE_TOKENS, Batch, Logits
 EOS = 256
 VOCAB = 320  # 256 bytes, the end, and some that mean nothing
 
+WEIGHTS = np.random.default_rng(7).integers(1, 2**62, VOCAB, dtype=np.uint64) | np.uint64(1)
+
 
 class MockModel:
     name = "mock"
@@ -34,8 +36,6 @@ class MockModel:
         self.steps: list[list[tuple[int, int, int]]] = []  # (start, rows, outputs) of each segment
         self.before: Callable[[Batch], None] = lambda batch: None
         self.closed = False
-        rng = np.random.default_rng(7)
-        self._weights = rng.integers(1, 2**62, VOCAB, dtype=np.uint64) | np.uint64(1)
 
     def new_cache(self, n_pages: int) -> None:
         self._cache = np.zeros((n_pages, PAGE_TOKENS), np.uint64)
@@ -62,7 +62,7 @@ class MockModel:
         n = position + 1
         used = pages[: -(-n // PAGE_TOKENS)]
         marks = self._cache[used].reshape(-1)[:n]
-        return logits_of(marks, self._weights, self.eos_every)
+        return logits_of(marks, self.eos_every)
 
     def close(self) -> None:
         self.closed = True
@@ -72,18 +72,27 @@ def mark(token: int, position: int) -> int:
     return ((token + 1) * 0x9E3779B97F4A7C15 + (position + 1) * 0xBF58476D1CE4E5B9) % 2**64 | 1
 
 
-def logits_of(marks: NDArray[np.uint64], weights: NDArray[np.uint64], eos_every: int) -> NDArray[np.float32]:
+def logits_of(marks: NDArray[np.uint64], eos_every: int = 0) -> NDArray[np.float32]:
     state = np.uint64(1469598103934665603)
     order = np.arange(1, len(marks) + 1, dtype=np.uint64) * np.uint64(0x94D049BB133111EB)
     with np.errstate(over="ignore"):
         state = state + ((marks ^ order) * np.uint64(0xD6E8FEB86659FD93)).sum(dtype=np.uint64)
-        mixed = (weights ^ state) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (WEIGHTS ^ state) * np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(29)
     values = (mixed >> np.uint64(40)).astype(np.float32) * np.float32(8 / 2**24)
     values[EOS] = 100 if eos_every and len(marks) % eos_every == 0 else -100
     values[128:EOS] -= 4  # mostly ASCII
     values[EOS + 1 :] = -50
     return values
+
+
+def continuation(prompt: list[int], n: int) -> list[int]:
+    """The n best tokens after a prompt, without any cache."""
+    tokens = list(prompt)
+    for _ in range(n):
+        marks = np.array([mark(token, position) for position, token in enumerate(tokens)], np.uint64)
+        tokens.append(int(logits_of(marks).argmax()))
+    return tokens[len(prompt) :]
 
 
 class ByteTokenizer:
