@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read_bandwidth brings its own threads
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +12,10 @@ import chabok
 from chabok import models
 from chabok.checkpoints.gguf import GGUF
 from chabok.checkpoints.packed import PackedStore
+from chabok.checkpoints.paths import kernels_dir
 from chabok.compute import isa
+from chabok.compute.bandwidth import read_bandwidth
+from chabok.compute.library import Library
 from chabok.models.batch import Model, Segment
 from worker import next_token_losses, serve
 
@@ -68,22 +67,8 @@ class Chabok:
         return {"loss": next_token_losses(logits.values, tokens), "best": best}
 
     def bandwidth(self, threads: int) -> float:
-        return read_bandwidth(threads)
-
-
-def read_bandwidth(threads: int, gigabytes: float = 1.0, rounds: int = 5) -> float:
-    """Bytes per second that ``threads`` threads read from memory together: the best of some rounds."""
-    parts = np.array_split(np.ones(int(gigabytes * 2**30 / 4), dtype=np.float32), threads)
-    with ThreadPoolExecutor(threads) as pool:
-
-        def once() -> float:
-            start = time.perf_counter()
-            list(pool.map(lambda part: np.dot(part, part), parts))  # each byte is read once
-            return time.perf_counter() - start
-
-        once()
-        best = min(once() for _ in range(rounds))
-    return sum(part.nbytes for part in parts) / best
+        """Bytes per second that the threads read together from memory."""
+        return read_bandwidth(Library(isa.choose(), kernels_dir()), threads)
 
 
 if __name__ == "__main__":
