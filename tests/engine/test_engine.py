@@ -24,7 +24,7 @@ def request(text: str, *, salt: str = "", priority: int = 0, **params: object) -
 
 def alone(one: Request) -> list[int]:
     """What a request gives on an engine of its own."""
-    return mock_engine().submit(one).result().tokens
+    return mock_engine(context=512).submit(one).result().tokens
 
 
 def drain(engine: Engine) -> None:
