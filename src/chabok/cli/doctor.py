@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -91,46 +89,17 @@ def _memory() -> dict[str, int]:
 
 
 def _bandwidths(threads: int) -> dict[str, float]:
-    found = {"one_thread": read_bandwidth(1)}
-    if threads > 1:
-        found["all_threads"] = read_bandwidth(threads)
-    return found
+    from chabok.checkpoints.paths import kernels_dir
+    from chabok.compute import isa
+    from chabok.compute.bandwidth import read_bandwidth
+    from chabok.compute.library import Library
 
-
-def read_bandwidth(threads: int, seconds: float = 0.4) -> float:
-    """Bytes per second that so many threads read from memory: the best of what fits into the time."""
-    import numpy as np
-
-    # numpy's maximum of float32 is one vector load and one instruction per 16 values, and runs without the
-    # GIL.
-    parts = [np.ones(READ_BYTES // threads // 4, np.float32) for _ in range(threads)]
-    n_bytes = sum(part.nbytes for part in parts)
-    best = float("inf")
-    barrier = threading.Barrier(threads + 1)
-    end = time.perf_counter() + seconds
-    done = False
-
-    def read(part: np.ndarray[Any, Any]) -> None:
-        while True:
-            barrier.wait()
-            if done:
-                return
-            part.max()
-            barrier.wait()
-
-    workers = [threading.Thread(target=read, args=(part,), daemon=True) for part in parts]
-    for worker in workers:
-        worker.start()
-    while time.perf_counter() < end:
-        barrier.wait()
-        start = time.perf_counter()
-        barrier.wait()
-        best = min(best, time.perf_counter() - start)
-    done = True
-    barrier.wait()
-    for worker in workers:
-        worker.join()
-    return n_bytes / best
+    try:
+        library = Library(isa.choose(), kernels_dir())
+    except isa.UnsupportedCPUError:
+        return {}
+    counts = {"one_thread": 1} | ({"all_threads": threads} if threads > 1 else {})
+    return {name: read_bandwidth(library, n, n_bytes=READ_BYTES) for name, n in counts.items()}
 
 
 def _caches() -> dict[str, dict[str, Any]]:
@@ -158,9 +127,8 @@ def _text(report: dict[str, Any]) -> str:
     quota = "no quota" if cores["quota"] is None else f"quota {cores['quota']:g}"
     others = [title for title in cpu["available"] if title != cpu["instructions"]]
     also = f" (also: {', '.join(others)}; CHABOK_ISA chooses)" if others else ""
-    rates = [f"{format_bytes(bandwidth['one_thread'])}/s with one thread"]
-    if "all_threads" in bandwidth:
-        rates.append(f"{format_bytes(bandwidth['all_threads'])}/s with {cores['threads']}")
+    threads = {"one_thread": "one thread", "all_threads": f"{cores['threads']} threads"}
+    rates = [f"{format_bytes(rate)}/s with {threads[name]}" for name, rate in bandwidth.items()]
     rows = [
         ("CPU", cpu["name"]),
         ("Instructions", (cpu["instructions"] or f"none that Chabok can use: {cpu['problem']}") + also),
@@ -169,7 +137,7 @@ def _text(report: dict[str, Any]) -> str:
             f"{cores['logical']} logical, {cores['allowed']} allowed, {quota}: {cores['threads']} threads",
         ),
         ("Memory", f"{format_bytes(memory['available'])} free of {format_bytes(memory['total'])}"),
-        ("Reads", ", ".join(rates)),
+        ("Reads", ", ".join(rates) or "not measured"),
     ]
     for name, cache in report["caches"].items():
         rows.append((name.capitalize(), f"{cache['path']} ({format_bytes(cache['bytes'])})"))

@@ -12,8 +12,8 @@ same either way.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
-from secrets import randbits
 from typing import NamedTuple
 
 import numpy as np
@@ -71,7 +71,9 @@ class Sampler:
         self, params: SamplingParams, prompt: Sequence[int], vocab_size: int, end_ids: Iterable[int] = ()
     ) -> None:
         self.params = params
-        self._uniforms = Uniforms(randbits(64) if params.seed is None else params.seed)
+        self._uniforms = Uniforms(
+            int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed
+        )
         self._chosen = 0
         self._edits = _Edits(params, prompt, vocab_size, end_ids) if _has_edits(params) else None
         self.greedy = params.temperature == 0 and self._edits is None and params.logprobs is None
