@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from chabok.cli import params, speed
 from chabok.cli.history import History
 from chabok.cli.run import written
-from chabok.cli.terminal import Answer, note
+from chabok.cli.terminal import Answer, harmless, note
 from chabok.engine.request import SamplingParams
 from chabok.errors import ChabokError, RequestError
 
@@ -71,7 +71,7 @@ class Chat:
                 except Leave:
                     return 0
                 except ChabokError as error:
-                    print(f"{error}", file=sys.stderr)
+                    print(harmless(str(error)), file=sys.stderr)
 
     def _take(self, text: str) -> None:
         text = text.strip()

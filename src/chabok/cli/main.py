@@ -108,6 +108,10 @@ def _guarded(run: Callable[[], int]) -> int:
         if os.environ.get(DEBUG):
             raise
         return _complain(str(error), 1)
+    except MemoryError:
+        if os.environ.get(DEBUG):
+            raise
+        return _complain("there is not enough memory for this; a smaller model or context may fit", 1)
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
@@ -119,7 +123,10 @@ def _guarded(run: Callable[[], int]) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"chabok: {message}", file=sys.stderr)
+    from chabok.cli.terminal import harmless
+
+    # Messages quote what files and people say.
+    print(f"chabok: {harmless(message)}", file=sys.stderr)
     return code
 
 

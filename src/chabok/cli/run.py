@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -143,9 +142,10 @@ def _answer_json(llm: LLM, stream: Stream) -> int:
     if completion.logprobs is not None:
         record["logprobs"] = completion.logprobs
         record["top_logprobs"] = completion.top_logprobs
-    print(json.dumps(record, ensure_ascii=not _utf8()))
+    # Escaped for a terminal, whose control characters JSON does not all escape by itself.
+    print(json.dumps(record, ensure_ascii=sys.stdout.isatty() or not _utf8()))
     return 130 if completion.finish_reason == "cancelled" else 0
 
 
 def _utf8() -> bool:
-    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8" and os.name == "posix"
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"

@@ -53,5 +53,5 @@ def dim(text: str, stream: TextIO) -> str:
 
 
 def note(text: str) -> None:
-    """A dim line on standard error."""
-    print(dim(text, sys.stderr), file=sys.stderr, flush=True)
+    """A dim line on standard error, harmless whatever it quotes."""
+    print(dim(harmless(text), sys.stderr), file=sys.stderr, flush=True)

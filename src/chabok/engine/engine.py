@@ -26,7 +26,7 @@ from chabok.engine.sequence import Sequence
 from chabok.engine.stops import Detokenizer, Text
 from chabok.engine.timings import Timeline
 from chabok.errors import RequestError, ResourceError
-from chabok.models.batch import PAGE_TOKENS, Logits, Model
+from chabok.models.batch import PAGE_TOKENS, Batch, Logits, Model
 
 
 class Tokenizer(Protocol):
@@ -223,18 +223,27 @@ class Engine:
 
     def step(self) -> None:
         """Compute one batch and deliver its tokens."""
-        if self._inbox or self._cancelled:
-            self._take_messages()
-        if self._deadlines:
-            self._expire()
         scheduler = self.scheduler
-        batch = scheduler.plan()
-        if not batch:
-            for sequence in tuple(scheduler.waiting):
-                self._fail(
-                    sequence, RuntimeError("the scheduler found no room for a request on an empty cache")
-                )
-            return
+        try:
+            if self._inbox or self._cancelled:
+                self._take_messages()
+            if self._deadlines:
+                self._expire()
+            batch = scheduler.plan()
+            if not batch and scheduler.waiting:
+                raise RuntimeError("the scheduler found no room for a request in an empty cache")
+        except Exception as error:
+            # Who is to blame cannot be known; nobody must be left waiting.
+            for sequence in (*scheduler.active, *scheduler.waiting):
+                self._fail(sequence, error)
+            batch = []
+        if batch:
+            self._compute(batch)
+        if self._waiters:
+            self._notify()
+
+    def _compute(self, batch: Batch) -> None:
+        scheduler = self.scheduler
         planned = scheduler.planned
         started = perf_counter()
         if scheduler.n_prompt:
@@ -244,7 +253,7 @@ class Engine:
         try:
             logits = self.model.forward(batch)
             now = perf_counter()
-            scheduler.cost.observe(scheduler.n_decode, scheduler.n_prompt, now - started)
+            scheduler.pace.observe(scheduler.n_decode, scheduler.n_prompt, now - started)
             row = 0
             for sequence in planned:
                 n_out = sequence.segment.outputs
@@ -259,8 +268,6 @@ class Engine:
                     self._fail(sequence, error)
             if not isinstance(error, Exception):
                 raise
-        if self._waiters:
-            self._notify()
 
     def _take_messages(self) -> None:
         inbox, scheduler = self._inbox, self.scheduler

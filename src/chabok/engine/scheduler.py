@@ -23,35 +23,40 @@ def _order(sequence: Sequence) -> tuple[int, float, int]:
     return sequence.order
 
 
-class StepCost:
-    """What a step costs, learned from the steps so far: a base with generating rows alone, and an addition
-    per prompt row."""
+class Pace:
+    """How many prompt rows fit beside generating ones into the wall-clock budget, learned from the steps so
+    far.
 
-    def __init__(self) -> None:
-        self._base_s: dict[int, float] = {}  # by the power of two that the number of generating rows lies in
-        self._row_s = 0.0
+    A step's cost is neither proportional to its rows nor the same for long; so the number follows what the
+    last step took, by at most half of itself at a time, and a single slow step is soon forgotten.
+    """
+
+    def __init__(self, budget_s: float, max_rows: int) -> None:
+        self.budget_s = budget_s
+        self._max_rows = max_rows
+        self._rows = 4.0 * LEAST_CHUNK
+        self._tried = False
+
+    @property
+    def rows(self) -> int:
+        """Prompt rows that the next step may take."""
+        return int(self._rows)
 
     def observe(self, n_decode: int, n_prompt: int, seconds: float) -> None:
         """Learn from a step of so many generating and prompt rows."""
-        size = n_decode.bit_length()
         if n_prompt == 0:
-            known = self._base_s.get(size, seconds)
-            self._base_s[size] = known + 0.2 * (seconds - known)
             return
-        row_s = max(0.0, seconds - self._base(size)) / n_prompt
-        # Costs that rise (a prompt that grows long) are believed faster than costs that fall.
-        weight = 0.5 if row_s > self._row_s else 0.2
-        self._row_s = row_s if self._row_s == 0 else self._row_s + weight * (row_s - self._row_s)
-
-    def _base(self, size: int) -> float:
-        return self._base_s.get(size, 0.0)
-
-    def prompt_rows(self, n_decode: int, budget_s: float) -> int:
-        """Prompt rows that fit beside the generating ones into a budget."""
-        if self._row_s == 0:
-            return LEAST_CHUNK * 4  # nothing is known yet: try a few
-        left = budget_s - self._base(n_decode.bit_length())
-        return max(LEAST_CHUNK, int(left / self._row_s))
+        ratio = min(max(self.budget_s / seconds, 0.5), 1.5)
+        if n_decode == 0:
+            if not self._tried:
+                # Prompts alone are cheaper: begin with half of what would fit.
+                self._rows = 0.5 * n_prompt * self.budget_s / seconds
+        elif ratio < 1:
+            self._rows = n_prompt * ratio
+        elif n_prompt >= self._rows / 2:
+            self._rows = max(self._rows, n_prompt * ratio)
+        self._tried = self._tried or n_decode > 0
+        self._rows = min(max(self._rows, LEAST_CHUNK), self._max_rows)
 
 
 class Scheduler:
@@ -63,8 +68,7 @@ class Scheduler:
 
     def __init__(self, pool: PagePool, *, max_rows: int, max_active: int, budget_s: float) -> None:
         self.pool = pool
-        self.budget_s = budget_s
-        self.cost = StepCost()
+        self.pace = Pace(budget_s, max_rows)
         self.waiting: list[Sequence] = []
         self.active: list[Sequence] = []
         self.planned: list[Sequence] = []
@@ -128,7 +132,7 @@ class Scheduler:
     def _plan_prompts(self, batch: Batch) -> None:
         rows = self._max_rows - len(batch)
         if self.n_decode:
-            rows = min(rows, self.cost.prompt_rows(self.n_decode, self.budget_s))
+            rows = min(rows, self.pace.rows)
         full = False
         for sequence in self._prompts():
             if rows <= 0:
