@@ -118,15 +118,21 @@ class _Wait:
 
 @dataclass(frozen=True)
 class _Publish:
-    """Announce a program: the control block's other fields are written before."""
+    """Announce a program: set its chunk counters back to zero, one each 64 bytes, and begin a new epoch."""
 
     @property
     def symbol(self) -> str:
         return "pool_publish"
 
     def emit(self, module: Module, isa: ISA) -> None:
-        f = module.function(self.symbol, [("control", PTR)])
-        f.args[0].at(EPOCH).fetch_add(1)
+        arguments = [("control", PTR), ("program", PTR), ("steps", I64), ("counters", PTR), ("n", I64)]
+        f = module.function(self.symbol, arguments)
+        control, program, steps, counters, n = f.args
+        with f.loop(0, n) as i:
+            counters.at(i, 64).store(f.const(0, I64))
+        control.store(program, PROGRAM, align=8)
+        control.store(steps, STEPS)
+        control.at(EPOCH).fetch_add(1)
 
 
 def aligned(n_bytes: int, alignment: int = 64) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -179,7 +185,9 @@ class Pool:
         self._library = library
         self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(run)
         self._wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(wait)
-        self._publish = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(publish)
+        self._publish = ctypes.CFUNCTYPE(
+            None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64
+        )(publish)
         self._memory = aligned(CONTROL_BYTES)
         self._control = self._memory.view(np.int64)
         self._address = int(self._memory.ctypes.data)
@@ -221,14 +229,12 @@ class Pool:
         with self._busy:
             if self._closed:
                 raise RuntimeError("the pool is closed")
-            program.rewind()
-            self._control[PROGRAM // 8] = program.address
-            self._control[STEPS // 8] = program.length
-            if self.threads > 1:
-                if self._pid != os.getpid():
-                    self._start()
+            if self.threads > 1 and self._pid != os.getpid():
+                self._start()
+            self._publish(self._address, program.address, program.length, program.counters, program.n_counters)
+            # A worker that is about to sleep looks at the epoch once more after it has put itself on this list.
+            if self._asleep:
                 with self._lock:
-                    self._publish(self._address)
                     for sleeper in self._asleep:
                         sleeper.release()
                     self._asleep.clear()
@@ -303,7 +309,7 @@ def _stop(
 ) -> None:
     memory.view(np.int64)[STOP // 8] = 1
     with lock:
-        publish(int(memory.ctypes.data))
+        publish(int(memory.ctypes.data), 0, 0, 0, 0)
         for sleeper in asleep:
             sleeper.release()
         asleep.clear()

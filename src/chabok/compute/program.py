@@ -37,6 +37,9 @@ class Program:
         self._barriers: list[bool] = []
         self.address = 0
         self.length = 0
+        self.counters = 0
+        """Address of the chunk counters, 64 bytes apart; to be set to zero before a run."""
+        self.n_counters = 0
 
     def step(self, kernel: Kernel, *, barrier: bool = True, **operands: Operand) -> None:
         """Append a step; ``barrier``: whether all threads meet after it.
@@ -58,8 +61,9 @@ class Program:
         self._barriers[-1] = True
         addresses = library.load(self.kernels)
         self.length = len(self.kernels)
-        counters = sum("counter" in k.fields for k in self.kernels)
-        self._counters = aligned(64 * max(counters, 1)).view(np.int64)[:: 64 // 8]
+        self.n_counters = sum("counter" in k.fields for k in self.kernels)
+        self._counters = aligned(64 * max(self.n_counters, 1))
+        self.counters = int(self._counters.ctypes.data)
         self._memory = aligned(8 * sum(len(k.fields) for k in self.kernels))
         self._steps = aligned(STEP_BYTES * self.length)
         steps = self._steps.view(np.int64).reshape(self.length, -1)
@@ -69,7 +73,7 @@ class Program:
             for field in kernel.fields:
                 value: Operand
                 if field == "counter":
-                    value = int(self._counters.ctypes.data) + 64 * counter
+                    value = self.counters + 64 * counter
                     counter += 1
                 else:
                     value = operands[field]
@@ -88,10 +92,6 @@ class Program:
             if isinstance(weights, np.ndarray) and "active" not in operands:
                 where = weights.ctypes.data
                 apart = int(operands["share"]) * 2 * int(operands["strip_bytes"])  # type: ignore[call-overload]
-
-    def rewind(self) -> None:
-        """Set every chunk counter back to zero before a run."""
-        self._counters.fill(0)
 
 
 def _encode(value: Operand) -> bytes:

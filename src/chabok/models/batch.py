@@ -48,12 +48,14 @@ class Logits:
         values: NDArray[np.float32],
         block_max: NDArray[np.float32] | None = None,
         run_sums: NDArray[np.float64] | None = None,
+        best: NDArray[np.int64] | None = None,
     ) -> None:
         """block_max: float32[n_out, ceil(vocab / BLOCK)]; run_sums: float64[n_out, runs, 2], peak and sum of
         exp below it."""
         self.values = values
         self._block_max = block_max
         self._run_sums = run_sums
+        self._best = best
         self._stale: set[int] = set()
 
     def __len__(self) -> int:
@@ -71,6 +73,8 @@ class Logits:
 
     def argmax(self, row: int) -> int:
         """The best token of a row, the lowest id among equals."""
+        if self._best is not None and row not in self._stale:
+            return int(self._best[row])
         block = int(self._maxima(row).argmax())
         start = block * BLOCK
         return start + int(self.values[row, start : start + BLOCK].argmax())

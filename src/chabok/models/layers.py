@@ -16,7 +16,7 @@ from chabok.compute.kernels.attention import Attention, Merge, RopeStore, head_b
 from chabok.compute.kernels.experts import Choose, Combine, Sort, Spread
 from chabok.compute.kernels.matmul import MatMul
 from chabok.compute.kernels.quantize import Quantize
-from chabok.compute.kernels.rows import AddNorm, Embed, Gate, Gather, Summarize
+from chabok.compute.kernels.rows import AddNorm, Embed, Gate, Gather, Pick, Summarize
 from chabok.compute.program import Operand, Program
 from chabok.models.config import Config
 from chabok.models.rope import RopeTable
@@ -230,6 +230,8 @@ class Graph:
             qkv=w.qkv,
             qkv_stride=stride,
             kv_heads=c.n_kv_heads,
+            cache=w.cache_base,
+            page_bytes=c.n_layers * c.n_kv_heads * head_bytes(c.head_dim),
             layer=offset,
             window=c.window,
             cap=float(c.attention_cap),
@@ -398,4 +400,16 @@ class Graph:
             maxima_stride=w.maxima.strides[0],
             sums=w.sums,
             sums_stride=w.sums.strides[0],
+        )
+        self.program.step(
+            Pick(),
+            rows=w.n_out,
+            logits=w.logits,
+            stride=w.logits.strides[0],
+            n=c.vocab,
+            maxima=w.maxima,
+            maxima_stride=w.maxima.strides[0],
+            sums=w.sums,
+            sums_stride=w.sums.strides[0],
+            best=w.best,
         )

@@ -63,10 +63,10 @@ class RopeTable:
         self.values: NDArray[np.float32] = np.zeros((n_positions, head_dim), np.float32)
         self._filled = 0
 
-    def ensure(self, n: int) -> None:
-        """Fill the rows of the first n positions."""
+    def ensure(self, n: int) -> int:
+        """Fill the rows of the first n positions, and some more; how many are filled."""
         if n <= self._filled:
-            return
+            return self._filled
         stop = min(max(n, self._filled + 1024), len(self.values))
         angles = np.arange(self._filled, stop, dtype=np.float64)[:, None] * self._turning
         pairs, half = len(self._turning), self.values.shape[1] // 2
@@ -75,3 +75,4 @@ class RopeTable:
         rows[:, :pairs] = np.cos(angles) * self._magnitude
         rows[:, half : half + pairs] = np.sin(angles) * self._magnitude
         self._filled = stop
+        return stop

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from chabok.compute.kernels.attention import ROW_BLOCK, SPAN_PAGES, head_bytes
+from chabok.compute.kernels.attention import ITEM_BYTES, ROW_BLOCK, SPAN_PAGES, head_bytes
 from chabok.compute.library import Library
 from chabok.compute.pool import Pool
 from chabok.compute.program import Program
@@ -53,10 +53,16 @@ class Transformer:
             build(graph)
             graph.program.seal(library)
         self._few, self._many = (graph.program for graph in graphs)
+        # Memory views: writing one number through them costs a fraction of what numpy asks.
+        w = self.work
+        self._tokens, self._positions = memoryview(w.tokens), memoryview(w.positions)
+        self._row_pages, self._out_rows = memoryview(w.pages), memoryview(w.out_rows)
+        self._slots, self._items = memoryview(w.slots.reshape(-1)), memoryview(w.items.reshape(-1))
+        self._turned = self._n_out = self._spare = 0
         self._cache: mmap.mmap | None = None
         self._base = 0
         self.n_pages = 0
-        self._page_lists: list[NDArray[np.int64]] = []
+        self._page_lists: list[NDArray[np.int32]] = []
 
     def new_cache(self, n_pages: int) -> None:
         """Allocate the page pool; pages read as zero until written, and take memory only then."""
@@ -66,6 +72,7 @@ class Transformer:
                 self._cache.madvise(mmap.MADV_HUGEPAGE)
         self._pages = np.frombuffer(self._cache, np.uint8)
         self._base, self.n_pages = int(self._pages.ctypes.data), n_pages
+        self.work.cache_base[0] = self._base
 
     def page(self, index: int) -> NDArray[np.uint8]:
         """The bytes of a page: uint8[page_bytes], a view."""
@@ -77,76 +84,91 @@ class Transformer:
         Raises ValueError if there are more than max_rows rows or a segment has too few pages.
         """
         self.pool.run(self.program_for(batch))
-        w, n_out = self.work, int(self.work.n_out[0])
-        return Logits(w.logits[:n_out, : self.vocab_size], w.maxima[:n_out], w.sums[:n_out])
+        w, n = self.work, self._n_out
+        return Logits(w.logits[:n, : self.vocab_size], w.maxima[:n], w.sums[:n], w.best[:n])
 
     def program_for(self, batch: Batch) -> Program:
         """Describe a batch to the kernels; the program that will run it."""
-        return self._few if self._describe(batch) <= FEW_ROWS else self._many
-
-    def _describe(self, batch: Batch) -> int:
-        """Write the batch where the kernels read it; the number of rows."""
-        w = self.work
-        rows = out = items = 0
-        scarce = len(batch) * self.config.n_kv_heads < 8 * self.threads
-        spare, end_spare = self.max_rows, len(w.partials)
-        self._page_lists = []
-        for segment in batch:
-            n, start = len(segment.tokens), segment.start
-            if rows + n > self.max_rows:
-                raise ValueError(f"a batch holds at most {self.max_rows} rows")
-            if n == 0 or start + n > self.config.n_ctx or len(segment.pages) * PAGE_TOKENS < start + n:
-                raise ValueError(f"a segment of {n} rows from {start} has {len(segment.pages)} pages")
-            addresses = self._addresses(segment)
-            w.tokens[rows : rows + n] = segment.tokens
-            for table in self._tables:
-                table.ensure(start + n)
-            if n == 1:
-                w.positions[rows] = start
-                w.pages[rows] = addresses[start // PAGE_TOKENS]
-                spans = start // _SPAN + 1
-                if scarce and spans > 1 and spare + spans <= end_spare and items + spans < len(w.items):
-                    # Long sequences: their spans are shared out, and put together afterwards.
-                    w.slots[rows] = spare, spans
-                    for span in range(spans):
-                        w.items[items, :7] = rows, 1, start, addresses.ctypes.data, span, span + 1, spare
-                        items, spare = items + 1, spare + 1
-                else:
-                    w.slots[rows] = rows, 1
-                    w.items[items, :7] = rows, 1, start, addresses.ctypes.data, 0, spans, rows
-                    items += 1
-            else:
-                positions = np.arange(start, start + n)
-                w.positions[rows : rows + n] = positions
-                w.pages[rows : rows + n] = addresses[positions // PAGE_TOKENS]
-                w.slots[rows : rows + n, 0] = np.arange(rows, rows + n)
-                w.slots[rows : rows + n, 1] = 1
-                # The last rows see most keys: they come first, so that no thread is left with them in the
-                # end.
-                for first in reversed(range(0, n, ROW_BLOCK)):
-                    size = min(ROW_BLOCK, n - first)
-                    spans = (start + first + size - 1) // _SPAN + 1
-                    at = rows + first
-                    w.items[items, :7] = at, size, start + first, addresses.ctypes.data, 0, spans, at
-                    items += 1
-            rows += n
-            wanted = min(segment.outputs, n)
-            if wanted:
-                w.out_rows[out : out + wanted] = range(rows - wanted, rows)
-                out += wanted
-        w.n_rows[0], w.n_out[0], w.n_items[0] = rows, out, items
-        return rows
-
-    def _addresses(self, segment: Segment) -> NDArray[np.int64]:
-        """Addresses of a segment's pages, kept alive until the next batch."""
         if self._cache is None:
             raise ValueError("new_cache() was not called")
-        pages = np.asarray(segment.pages)
-        if pages.min() < 0 or pages.max() >= self.n_pages:
+        rows = out = items = 0
+        self._spare = self.max_rows
+        scarce = len(batch) * self.config.n_kv_heads < 8 * self.threads
+        kept = []
+        for segment in batch:
+            n, start, pages = len(segment.tokens), segment.start, segment.pages
+            if rows + n > self.max_rows:
+                raise ValueError(f"a batch holds at most {self.max_rows} rows")
+            if n == 0 or start + n > self.config.n_ctx or len(pages) * PAGE_TOKENS < start + n:
+                raise ValueError(f"a segment of {n} rows from {start} has {len(pages)} pages")
+            if pages.dtype != np.int32 or not pages.flags.c_contiguous:
+                pages = np.ascontiguousarray(pages, np.int32)
+            kept.append(pages)
+            if start + n > self._turned:
+                for table in self._tables:
+                    self._turned = table.ensure(start + n)
+            if n == 1:
+                items = self._row(segment, pages, rows, items, scarce)
+            else:
+                items = self._rows(segment, pages, rows, items)
+            rows += n
+            for row in range(rows - min(segment.outputs, n), rows):
+                self._out_rows[out] = row
+                out += 1
+        w = self.work
+        w.n_rows[0], w.n_out[0], w.n_items[0] = rows, out, items
+        self._n_out, self._page_lists = out, kept
+        return self._few if rows <= FEW_ROWS else self._many
+
+    def _row(self, segment: Segment, pages: NDArray[np.int32], row: int, items: int, scarce: bool) -> int:
+        """Describe a segment of one row; the number of items so far.
+
+        scarce: whether there is too little to do for all threads, so that a sequence's spans are shared out.
+        """
+        position = segment.start
+        page = int(pages[position // PAGE_TOKENS])
+        if not 0 <= page < self.n_pages:
+            raise ValueError(f"a segment names page {page} of {self.n_pages}")
+        self._tokens[row] = int(segment.tokens[0])
+        self._positions[row] = position
+        self._row_pages[row] = self._base + page * self.page_bytes
+        where = pages.__array_interface__["data"][0]
+        spans = position // _SPAN + 1
+        if scarce and spans > 1 and self._spare + spans <= len(self.work.partials):
+            for span in range(spans):
+                self._item(items + span, row, 1, position, where, span, span + 1, self._spare + span)
+            self._slots[2 * row], self._slots[2 * row + 1] = self._spare, spans
+            self._spare += spans
+            return items + spans
+        self._item(items, row, 1, position, where, 0, spans, row)
+        self._slots[2 * row], self._slots[2 * row + 1] = row, 1
+        return items + 1
+
+    def _rows(self, segment: Segment, pages: NDArray[np.int32], row: int, items: int) -> int:
+        """Describe a segment of several rows; the number of items so far."""
+        w, n, start = self.work, len(segment.tokens), segment.start
+        used = pages[: -(-(start + n) // PAGE_TOKENS)]
+        if used.min() < 0 or used.max() >= self.n_pages:
             raise ValueError(f"a segment names pages outside 0..{self.n_pages - 1}")
-        addresses = pages.astype(np.int64) * self.page_bytes + self._base
-        self._page_lists.append(addresses)
-        return addresses
+        positions = np.arange(start, start + n)
+        w.tokens[row : row + n] = segment.tokens
+        w.positions[row : row + n] = positions
+        w.pages[row : row + n] = self._base + used[positions // PAGE_TOKENS].astype(np.int64) * self.page_bytes
+        w.slots[row : row + n, 0] = np.arange(row, row + n)
+        w.slots[row : row + n, 1] = 1
+        where = pages.__array_interface__["data"][0]
+        # The last rows see most keys: they come first, so that no thread is left with them in the end.
+        for first in reversed(range(0, n, ROW_BLOCK)):
+            size = min(ROW_BLOCK, n - first)
+            spans = (start + first + size - 1) // _SPAN + 1
+            self._item(items, row + first, size, start + first, where, 0, spans, row + first)
+            items += 1
+        return items
+
+    def _item(self, item: int, *fields: int) -> None:
+        at = item * (ITEM_BYTES // 8)
+        for i, field in enumerate(fields, at):
+            self._items[i] = field
 
     def close(self) -> None:
         """Stop the threads."""

@@ -60,6 +60,7 @@ class Workspace:
         self.slots = _integers(max_rows, 2)
         self.items = _integers(max_rows + EXTRA_SLOTS, attention.ITEM_BYTES // 8)
         self.out_rows = _integers(max_rows)
+        self.cache_base = _integers(1)
         # The residual stream, and what products read and write.
         self.x = _floats(copies, c.dim)
         self.lines = _lines(copies, max(c.dim, c.q_dim))
@@ -82,7 +83,8 @@ class Workspace:
             self.routes = Routes(c, copies, threads)
         # The head.
         self.out_x = _floats(max_rows, c.dim)
-        self.logits = _floats(max_rows, round_up(c.vocab, PAIR))
+        self.logits = _floats(max_rows, round_up(c.vocab, SUMMARY_BLOCK))
+        self.best = _integers(max_rows)
         self.maxima = _floats(max_rows, -(-c.vocab // SUMMARY_BLOCK))
         self.sums = (
             aligned(max_rows * -(-c.vocab // SUMMARY_RUN) * 16).view(np.float64).reshape(max_rows, -1, 2)

@@ -30,7 +30,7 @@ SPAN_PAGES = 2
 """Pages of a span."""
 
 ITEM_BYTES = 64
-"""An item, 64-bit fields: first row, rows, position of the first row, address of the page addresses, first
+"""An item, 64-bit fields: first row, rows, position of the first row, address of the pages' numbers, first
 span, end span, slot."""
 
 ROW_BLOCK = 16
@@ -154,8 +154,8 @@ class Attention:
     window: bool = False
     cap: bool = False
 
-    fields = ("items", "n_items", "qkv", "qkv_stride", "kv_heads", "layer", "window", "cap", "partials",
-              "scratch", "scratch_stride", "counter")  # fmt: skip
+    fields = ("items", "n_items", "qkv", "qkv_stride", "kv_heads", "cache", "page_bytes", "layer", "window", "cap",
+              "partials", "scratch", "scratch_stride", "counter")  # fmt: skip
 
     @property
     def symbol(self) -> str:
@@ -193,7 +193,14 @@ class Attention:
             head = unit % kv_heads
             item = ops.ptr("items").at(unit // kv_heads, ITEM_BYTES)
             first_row, n_rows, position = item.load(I64), item.load(I64, 8), item.load(I64, 16)
-            page_list = item.load(PTR, 24, align=8)
+            page_list, cache = item.load(PTR, 24, align=8), ops.ptr("cache").load(PTR, align=8)
+
+            def keys_of(page: Value) -> Value:
+                """Where a page keeps this layer's and head's keys."""
+                number = page_list.at(page, 4).load(I32).sext(I64)
+                start = cache.at(number * ops.int("page_bytes")).at(ops.int("layer"))
+                return start.at(head, head_bytes(dim))
+
             slot = item.load(I64, 48)
             queries = n_rows * group
             q = ops.ptr("qkv").at(first_row * ops.int("qkv_stride")).at(head, 4 * group * dim)
@@ -209,12 +216,7 @@ class Attention:
                 first_page = f.maximum(span * SPAN_PAGES, oldest)
                 end_page = f.minimum((span + 1) * SPAN_PAGES, last // PAGE + 1)
                 with f.loop(first_page, end_page) as page:
-                    keys = (
-                        page_list.at(page, 8)
-                        .load(PTR, align=8)
-                        .at(ops.int("layer"))
-                        .at(head, head_bytes(dim))
-                    )
+                    keys = keys_of(page)
                     # Values are on their way while keys are scored, and the next page's keys while values are summed.
                     for line in range(0, PAGE * dim * 2, 64):
                         keys.prefetch(PAGE * dim * 2 + line)
@@ -229,8 +231,7 @@ class Attention:
                         window, cap = ops.int("window"), ops.float("cap")
                         f.invoke(soften, weights, state_at, page * PAGE, row, window, cap)
                     values = keys.at(PAGE * dim * 2)
-                    following = page_list.at(f.minimum(page + 1, last // PAGE), 8).load(PTR, align=8)
-                    following = following.at(ops.int("layer")).at(head, head_bytes(dim))
+                    following = keys_of(f.minimum(page + 1, last // PAGE))
                     for line in range(0, PAGE * dim * 2, 64):
                         following.prefetch(line)
                     in_tiles(f, queries, sizes, lambda n, i: f.invoke(

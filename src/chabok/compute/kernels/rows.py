@@ -303,3 +303,47 @@ class Summarize:
             to = ops.ptr("sums").at(r * ops.int("sums_stride")).at(run, 16)
             to.store(top.to_float(F64), 0)
             to.store(f.reduce_add(total.get()).to_float(F64), 8)
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The best token of each row, int64[rows]: the lowest among equals. Reads what ``Summarize`` found."""
+
+    fields = ("rows", "logits", "stride", "n", "maxima", "maxima_stride", "sums", "sums_stride", "best", "counter")
+
+    @property
+    def symbol(self) -> str:
+        """Name of the function."""
+        return "pick"
+
+    def emit(self, module: Module, isa: ISA) -> None:
+        """Write the kernel: among runs, then among the best run's blocks, then within the best block."""
+        f, ops = begin(module, self.symbol, self.fields)
+        n = ops.int("n")
+        blocks = (n + (SUMMARY_BLOCK - 1)) // SUMMARY_BLOCK
+        per_run = SUMMARY_RUN // SUMMARY_BLOCK
+
+        def first_best(start: Value, stop: Value, score: Callable[[Value], Value]) -> Value:
+            """The first index in [start, stop) whose score is the largest."""
+            where, peak = f.variable(start), f.variable(score(start))
+            with f.loop(start, stop) as i:
+                value = score(i)
+                better = value > peak.get()
+                where.set(better.select(i, where.get()))
+                peak.set(better.select(value, peak.get()))
+            return where.get()
+
+        def row(r: Value) -> None:
+            sums, maxima, logits = (
+                ops.ptr(name).at(r * ops.int(stride))
+                for name, stride in (("sums", "sums_stride"), ("maxima", "maxima_stride"), ("logits", "stride"))
+            )
+            runs = (n + (SUMMARY_RUN - 1)) // SUMMARY_RUN
+            run = first_best(f.const(0, I64), runs, lambda i: sums.at(i, 16).load(F64))
+            end = f.minimum((run + 1) * per_run, blocks)
+            block = first_best(run * per_run, end, lambda i: maxima.at(i, 4).load(F32))
+            end = f.minimum((block + 1) * SUMMARY_BLOCK, n)
+            best = first_best(block * SUMMARY_BLOCK, end, lambda i: logits.at(i, 4).load(F32))
+            ops.ptr("best").at(r, 8).store(best)
+
+        over_rows(f, ops.ptr("rows").load(I64), ops.ptr("counter"), False, row)
