@@ -52,8 +52,9 @@ class Sequence:
         rng = np.random.default_rng(7)
         self.memory = aligned(n_pages * page)
         self.memory.view(np.float16)[:] = rng.choice([junk, -junk, junk / 3], n_pages * page // 2)
-        order = rng.permutation(n_pages)
-        self.addresses = place(order.astype(np.int64) * page + self.memory.ctypes.data)
+        self.page_bytes = page
+        self.pages = place(rng.permutation(n_pages).astype(np.int32))
+        self.addresses = self.pages.astype(np.int64) * page + self.memory.ctypes.data
         self.layer = (layers - 1) * heads.kv * head_bytes(heads.dim)
 
     def store(
@@ -100,7 +101,7 @@ class Sequence:
             runs = [(s, s + 1) for s in range(spans)] if split else [(0, spans)]
             slots += [(slot + i, len(runs)) for i in range(size)]
             for first, end in runs:
-                at = self.addresses.ctypes.data
+                at = self.pages.ctypes.data
                 items.append((row, size, start + row, at, first, end, slot, 0))
                 slot += size
             row += size
@@ -112,7 +113,8 @@ class Sequence:
         self.machine.run(
             kernel, threads=threads,
             items=place(np.array(items, np.int64)), n_items=count(len(items)), qkv=qkv,
-            qkv_stride=qkv.strides[0], kv_heads=h.kv, layer=layer, window=h.window, cap=float(h.cap),
+            qkv_stride=qkv.strides[0], kv_heads=h.kv, cache=count(self.memory.ctypes.data),
+            page_bytes=self.page_bytes, layer=layer, window=h.window, cap=float(h.cap),
             partials=partials, scratch=scratch, scratch_stride=scratch.strides[0],
         )  # fmt: skip
         stride = h.queries * h.dim // 32 * matmul.LINE if to_bytes else 4 * h.queries * h.dim
