@@ -23,7 +23,7 @@ from tests.compute.quantizing import fields, quantize
 
 from chabok.compute.blocks import FORMATS
 from chabok.compute.kernels import matmul
-from chabok.compute.kernels.rows import SUMMARY_RUN, AddNorm, Embed, Gate, Gather, Summarize
+from chabok.compute.kernels.rows import SUMMARY_RUN, AddNorm, Embed, Gate, Gather, Pick, Summarize
 from chabok.compute.pool import aligned
 
 Wide = NDArray[np.float64]
@@ -204,6 +204,28 @@ def test_a_cap_bends_logits_in_place_and_the_summary_follows(n: int, machine: Ma
     plain = summarize(machine, after)
     assert same_bits(maxima, plain[1])
     assert same_bits(sums, plain[2])
+
+
+def pick(machine: Machine, logits: Array, threads: int = 1) -> list[int]:
+    rows, n = logits.shape
+    _, maxima, sums = summarize(machine, logits)
+    best = place(np.full(rows, -1, np.int64))
+    machine.run(
+        Pick(), threads=threads,
+        rows=count(rows), logits=place(logits), stride=4 * n, n=n, maxima=place(maxima),
+        maxima_stride=maxima.strides[0], sums=place(sums), sums_stride=sums.strides[0], best=best,
+    )  # fmt: skip
+    return best.tolist()
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_the_best_is_picked_and_the_lowest_among_equals(n: int, machine: Machine) -> None:
+    logits = 8 * normal(9, n)
+    logits[4:] = np.rint(logits[4:] / 8)
+    logits[7] = 0
+    logits[8] = -np.inf
+    logits[8, -1] = -1e30
+    assert pick(machine, logits, threads=2) == logits.argmax(axis=1).tolist()
 
 
 def test_logits_that_are_ruled_out_do_not_disturb_the_summary(best: Machine) -> None:

@@ -13,7 +13,7 @@ from chabok.compute.kernels.attention import Attention, Merge, RopeStore
 from chabok.compute.kernels.experts import Choose, Combine, Sort, Spread
 from chabok.compute.kernels.matmul import EPILOGUES, MatMul
 from chabok.compute.kernels.quantize import Quantize
-from chabok.compute.kernels.rows import AddNorm, Embed, Gate, Gather, Summarize
+from chabok.compute.kernels.rows import AddNorm, Embed, Gate, Gather, Pick, Summarize
 from chabok.compute.library import Spec, assembly_text, compile_object
 
 FLAGS = (False, True)
@@ -27,7 +27,7 @@ SMALL: list[Spec] = [
     *(Quantize(norm, to_bytes, private) for norm in FLAGS for to_bytes in FLAGS for private in FLAGS),
     *(AddNorm(norm, private) for norm in FLAGS for private in FLAGS),
     *(Gate(act, to_bytes) for act in ("silu", "gelu") for to_bytes in FLAGS),
-    Gather(), Summarize(), Summarize(cap=True),
+    Gather(), Summarize(), Summarize(cap=True), Pick(),
 ]  # fmt: skip
 EMBEDS: list[Spec] = [Embed(name) for name in FORMATS]
 PRODUCTS: list[Spec] = [MatMul("Q4_0"), MatMul("Q8_0"), MatMul("F16", "add", bias=True), MatMul("BF16")]

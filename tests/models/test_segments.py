@@ -64,6 +64,7 @@ UNCHECKED = {
     "token below": "Segment(pages, 0, [-1])",
     "token beyond": "Segment(pages, 0, [1 << 30])",
     "start below": "Segment(pages, -1, [1])",
+    "an earlier page that is not there": "Segment(np.array([9, 0], np.int32), 64, [1])",
     "outputs below": "Segment(pages, 0, [1, 2], -1)",
 }
 TRY = """
