@@ -232,7 +232,6 @@ class Pool:
             if self.threads > 1 and self._pid != os.getpid():
                 self._start()
             self._publish(self._address, program.address, program.length, program.counters, program.n_counters)
-            # A worker that is about to sleep looks at the epoch once more after it has put itself on this list.
             if self._asleep:
                 with self._lock:
                     for sleeper in self._asleep:
@@ -289,9 +288,12 @@ def _work(
         wait(address, epoch, ctypes.addressof(found))
         if found.value < 0:
             with lock:
+                # First on the list, then a last look: whoever publishes does it the other way round, so that
+                # one of the two always sees the other.
+                asleep.append(alarm)
                 sleeping = int(control[EPOCH // 8]) == epoch
-                if sleeping:
-                    asleep.append(alarm)
+                if not sleeping:
+                    asleep.remove(alarm)
             if sleeping:
                 alarm.acquire()
             continue

@@ -171,7 +171,8 @@ class _Quantized(_Product):
         super().__init__(spec, module, isa, self.dot.lanes)
         self.parts = STRIP // self.lanes
         """Vectors that cover a strip: 1, or 2 of 8 rows."""
-        self.tile_rows = 6 if self.parts == 1 else 3
+        # Sums of both strips, as integers and as floats, and what a minimum adds, must fit in 32 registers.
+        self.tile_rows = (5 if self.format.minimum else 6) if self.parts == 1 else 3
 
     # -- unpacking ------------------------------------------------------------------------------------------
 
@@ -261,7 +262,6 @@ class _Quantized(_Product):
         for strip in range(2):
             acc = [[f.variable(zero) for _ in range(self.parts)] for _ in range(rows)]
             strip_at = w.at(strip_bytes) if strip else w
-            # Units of one group are walked four at a time: their loads and sums overlap.
             with f.loop(0, units) as u:
                 unit = strip_at.at(u, fmt.unit_bytes)
                 lines = x.at(u, LINE * per_unit)
