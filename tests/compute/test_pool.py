@@ -187,10 +187,13 @@ def test_an_idle_pool_uses_no_processor_time(best: Machine, pools: list[Pool]) -
     pool = Pool(best.library, 4)
     pools.append(pool)
     pool.run(tally(best, 4, 100, 1)[0])
-    time.sleep(0.2)
-    before = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - before < 0.02
+    # On a crowded machine the workers take a while to lose patience.
+    deadline, used = time.monotonic() + 30, 1.0
+    while used > 0.005 and time.monotonic() < deadline:
+        before = time.process_time()
+        time.sleep(0.5)
+        used = time.process_time() - before
+    assert used <= 0.005
 
 
 def workers() -> set[threading.Thread]:
@@ -281,12 +284,11 @@ def run_alone(code: str) -> int:
     """The exit code of a process that runs this; a hang is one too."""
     command = [sys.executable, "-c", IN_A_PROCESS + code]
     try:
-        return subprocess.run(command, capture_output=True, timeout=5).returncode
+        return subprocess.run(command, capture_output=True, timeout=60).returncode
     except subprocess.TimeoutExpired:
         return -1
 
 
-@pytest.mark.xfail(strict=True, reason="a program published between a worker's look and its sleep is missed")
 def test_a_worker_that_falls_asleep_does_not_miss_a_program() -> None:
     assert run_alone(DOZE) == 0
 
