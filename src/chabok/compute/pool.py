@@ -231,7 +231,9 @@ class Pool:
                 raise RuntimeError("the pool is closed")
             if self.threads > 1 and self._pid != os.getpid():
                 self._start()
-            self._publish(self._address, program.address, program.length, program.counters, program.n_counters)
+            self._publish(
+                self._address, program.address, program.length, program.counters, program.n_counters
+            )
             if self._asleep:
                 with self._lock:
                     for sleeper in self._asleep:

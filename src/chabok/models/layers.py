@@ -46,8 +46,8 @@ class Input:
 
     def operands(self, matrix: Matrix) -> tuple[NDArray[np.generic], int, int]:
         """Address, bytes of a row, bytes of a thread's copy (0 where all share one)."""
-        stride = 2 * self.k if matrix.format.quantized else 4 * self.k
         source: NDArray[np.generic] = self.lines if matrix.format.quantized else self.floats
+        stride = source.strides[0]
         return source, stride, stride * self.n_private if self.private else 0
 
 
@@ -64,7 +64,7 @@ class Graph:
         # Where blocks end with a norm, the residual sum needs whole rows: for few rows each thread keeps its
         # own stream.
         self.own_stream = few and "blk.0.post_attention_norm" in weights
-        self.x_private = FEW_ROWS * 4 * c.dim if self.own_stream else 0
+        self.x_private = FEW_ROWS * work.x.strides[0] if self.own_stream else 0
 
     # -- single steps
     # -----------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class Graph:
             units=table.units,
             scale=float(c.embedding_scale),
             out=self.work.x,
-            out_stride=4 * c.dim,
+            out_stride=self.work.x.strides[0],
             out_private=self.x_private,
         )
 
@@ -107,7 +107,7 @@ class Graph:
                 barrier=not to.private and to_bytes == forms[-1],
                 rows=to.rows,
                 x=x,
-                x_stride=4 * k,
+                x_stride=x.strides[0],
                 x_private=x_private,
                 k=k,
                 norm=self.weights.vectors[norm] if norm else NONE,
@@ -184,10 +184,10 @@ class Graph:
             barrier=not self.own_stream or last,
             rows=w.n_rows,
             x=w.x,
-            x_stride=4 * c.dim,
+            x_stride=w.x.strides[0],
             x_private=self.x_private,
             y=w.y,
-            y_stride=4 * c.dim,
+            y_stride=w.y.strides[0],
             k=c.dim,
             norm=self.weights.vectors[post_norm],
             eps=float(c.eps),
@@ -351,7 +351,8 @@ class Graph:
             x=x,
             x_stride=x_stride,
             x_private=x_private,
-            bytes=to_stride,
+            bytes=to.shape[1] * to.itemsize,
+            out_stride=to_stride,
             out=to,
             out_private=to_private,
             private=copy,
@@ -364,7 +365,7 @@ class Graph:
             Combine(used),
             rows=w.n_rows,
             x=w.x,
-            x_stride=4 * c.dim,
+            x_stride=w.x.strides[0],
             y=w.expert_out,
             y_stride=w.expert_out.strides[0],
             weights=f["weights"],
@@ -381,10 +382,10 @@ class Graph:
             rows=w.n_out,
             index=w.out_rows,
             x=w.x,
-            x_stride=4 * c.dim,
+            x_stride=w.x.strides[0],
             k=c.dim,
             out=w.out_x,
-            out_stride=4 * c.dim,
+            out_stride=w.out_x.strides[0],
         )
         to = Input(w.n_out, w.lines, w.floats, c.dim, self.few)
         source = self.prepare(w.out_x, c.dim, "output_norm", [matrix], to=to)

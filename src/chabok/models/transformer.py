@@ -153,7 +153,9 @@ class Transformer:
         positions = np.arange(start, start + n)
         w.tokens[row : row + n] = segment.tokens
         w.positions[row : row + n] = positions
-        w.pages[row : row + n] = self._base + used[positions // PAGE_TOKENS].astype(np.int64) * self.page_bytes
+        w.pages[row : row + n] = (
+            self._base + used[positions // PAGE_TOKENS].astype(np.int64) * self.page_bytes
+        )
         w.slots[row : row + n, 0] = np.arange(row, row + n)
         w.slots[row : row + n, 1] = 1
         where = pages.__array_interface__["data"][0]

@@ -22,10 +22,14 @@ threads."""
 Array = NDArray[np.float32]
 
 
-def _floats(*shape: int) -> Array:
-    """Zeroed, aligned floats; memory is taken only when touched."""
-    n = int(np.prod(shape))
-    return aligned(4 * n).view(np.float32).reshape(shape)
+def _floats(rows: int, width: int) -> Array:
+    """Zeroed, aligned floats [rows, width]; memory is taken only when touched.
+
+    A row is followed by a line of padding: rows a multiple of 4096 bytes apart would all compete for the same few
+    places of the first-level cache.
+    """
+    padded = round_up(width, 16) + 16
+    return aligned(4 * rows * padded).view(np.float32).reshape(rows, padded)[:, :width]
 
 
 def _integers(*shape: int) -> NDArray[np.int64]:
@@ -34,7 +38,8 @@ def _integers(*shape: int) -> NDArray[np.int64]:
 
 
 def _lines(rows: int, k: int) -> NDArray[np.uint8]:
-    return aligned(rows * 2 * k).reshape(rows, 2 * k)
+    """Lines of 8-bit activations for k values a row, padded like floats."""
+    return aligned(rows * (2 * k + 64)).reshape(rows, -1)[:, : 2 * k]
 
 
 def round_up(n: int, multiple: int) -> int:
@@ -68,7 +73,8 @@ class Workspace:
         self.qkv = _floats(max_rows, c.q_dim + 2 * c.kv_dim)
         self.y = _floats(max_rows, c.dim)
         n_slots = max_rows + EXTRA_SLOTS
-        self.partials = _floats(n_slots, c.n_heads, attention.partial_floats(c.head_dim))
+        n_floats = n_slots * c.n_heads * attention.partial_floats(c.head_dim)
+        self.partials = aligned(4 * n_floats).view(np.float32).reshape(n_slots, -1)
         # The feed-forward block; with experts, a row for each choice.
         used = c.n_experts_used or 1
         ff = c.expert_ff if c.n_experts else c.ff

@@ -217,9 +217,11 @@ class Attention:
                 end_page = f.minimum((span + 1) * SPAN_PAGES, last // PAGE + 1)
                 with f.loop(first_page, end_page) as page:
                     keys = keys_of(page)
-                    # Values are on their way while keys are scored, and the next page's keys while values are summed.
-                    for line in range(0, PAGE * dim * 2, 64):
-                        keys.prefetch(PAGE * dim * 2 + line)
+                    # For a single row, values are on their way while keys are scored, and the next page's keys
+                    # while values are summed.
+                    with f.when(n_rows.eq(1)):
+                        for line in range(0, PAGE * dim * 2, 64):
+                            keys.prefetch(PAGE * dim * 2 + line)
                     in_tiles(f, queries, sizes, lambda n, i: f.invoke(
                         score[n], q, ops.int("qkv_stride"), i, keys, scratch.at(i, 4 * PAGE)))  # fmt: skip
                     with f.loop(0, queries) as i:
@@ -231,11 +233,14 @@ class Attention:
                         window, cap = ops.int("window"), ops.float("cap")
                         f.invoke(soften, weights, state_at, page * PAGE, row, window, cap)
                     values = keys.at(PAGE * dim * 2)
-                    following = keys_of(f.minimum(page + 1, last // PAGE))
-                    for line in range(0, PAGE * dim * 2, 64):
-                        following.prefetch(line)
+                    with f.when(n_rows.eq(1)):
+                        following = keys_of(f.minimum(page + 1, last // PAGE))
+                        for line in range(0, PAGE * dim * 2, 64):
+                            following.prefetch(line)
+                    # Keys that no row of the block sees have no weight: their values are not even read.
+                    seen = f.minimum(last + 1 - page * PAGE, PAGE)
                     in_tiles(f, queries, sizes, lambda n, i: f.invoke(
-                        weigh[n], scratch.at(i, 4 * PAGE), values, spans.at(i, state)))  # fmt: skip
+                        weigh[n], scratch.at(i, 4 * PAGE), values, spans.at(i, state), seen))  # fmt: skip
                 with f.loop(0, queries) as i:
                     f.invoke(merge, totals.at(i, state), spans.at(i, state))
             with f.loop(0, queries) as i:
@@ -327,16 +332,16 @@ class Attention:
         return f
 
     def weighted(self, module: Module, n: int, vectors: int) -> Function:
-        """Add a page's values, weighted, to the states of n queries."""
-        args = [("weights", PTR), ("values", PTR), ("states", PTR)]
+        """Add the first ``seen`` values of a page, weighted, to the states of n queries."""
+        args = [("weights", PTR), ("values", PTR), ("states", PTR), ("seen", I64)]
         f = module.function(f"{self.symbol}_weigh{n}", args)
-        weights, values, states = f.args
+        weights, values, states, seen = f.args
         stride = 4 * partial_floats(self.head_dim)
         with f.loop(0, self.head_dim // 16, vectors) as block:
             to = [states.at(i * stride + 64).at(block, 64) for i in range(n)]
             acc = [[f.variable(to[i].load(F32 * 16, 64 * v)) for v in range(vectors)] for i in range(n)]
             at = values.at(block, 32)
-            with f.loop(0, PAGE) as t:
+            with f.loop(0, seen) as t:
                 row = [at.at(t, 2 * self.head_dim).load(F16 * 16, 32 * v).to_float() for v in range(vectors)]
                 for i in range(n):
                     weight = weights.at(t, 4).load(F32, i * 4 * PAGE)

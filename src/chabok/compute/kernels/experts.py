@@ -171,6 +171,7 @@ class Spread:
         "x_stride",
         "x_private",
         "bytes",
+        "out_stride",
         "out",
         "out_private",
         "private",
@@ -190,7 +191,10 @@ class Spread:
         out = ops.ptr("out").at(f.args[1] * ops.int("out_private"))
 
         def row(r: Value) -> None:
-            line, to = x.at(source.at(r, 8).load(I64) * ops.int("x_stride")), out.at(r * ops.int("bytes"))
+            line, to = (
+                x.at(source.at(r, 8).load(I64) * ops.int("x_stride")),
+                out.at(r * ops.int("out_stride")),
+            )
             with f.loop(0, ops.int("bytes"), 64) as i:
                 to.at(i).store(line.at(i).load(I32 * 16))
 

@@ -284,9 +284,11 @@ class _Quantized(_Product):
     # -- many rows: a panel ----------------------------------------------------------------------------------
 
     def unpack_panel(self) -> Function:
-        """A function that unpacks ``groups`` groups of one strip, from a unit boundary on, into a panel."""
-        f = self.module.function(f"{self.spec.symbol}_unpack", [("w", PTR), ("units", I64), ("panel", PTR)])
-        w, units, panel = f.args
+        """A function that unpacks ``units`` units of one strip into a panel, and asks for what lies ``ahead``
+        bytes further on: what this thread will probably unpack next."""
+        args = [("w", PTR), ("units", I64), ("panel", PTR), ("ahead", I64)]
+        f = self.module.function(f"{self.spec.symbol}_unpack", args)
+        w, units, panel, ahead = f.args
         fmt = self.format
         per_unit = fmt.unit // GROUP
         with f.loop(0, units) as u:
@@ -294,6 +296,8 @@ class _Quantized(_Product):
             to_unit = panel.at(u, per_unit * PANEL_GROUP_BYTES)
             for g in range(per_unit):
                 group, to = unit.at(fmt.unit_head + g * fmt.group_bytes), to_unit.at(g * PANEL_GROUP_BYTES)
+                for line in range(0, fmt.group_bytes, 64):
+                    group.at(ahead).prefetch(line, 2)
                 for p in range(self.parts):
                     for j, v in enumerate(self.weights(f, group, p)):
                         to.store(v, 64 * j + p * 4 * self.lanes, align=4 * self.lanes)
@@ -376,9 +380,10 @@ class _Quantized(_Product):
             ("out_stride", I64),
             ("bias", PTR),
             ("scratch", PTR),
+            ("ahead", I64),
         ]
         f = self.module.function(f"{self.spec.symbol}_panels", args)
-        w, strip_bytes, units, rows, x, x_stride, out, out_stride, bias, scratch = f.args
+        w, strip_bytes, units, rows, x, x_stride, out, out_stride, bias, scratch, ahead = f.args
         fmt = self.format
         per_unit = fmt.unit // GROUP
         panel_units = PANEL_GROUPS // per_unit
@@ -388,7 +393,7 @@ class _Quantized(_Product):
             count = f.minimum(units - u, panel_units)
             for s in range(2):
                 strip_at = w.at(strip_bytes) if s else w
-                f.invoke(unpack, strip_at.at(u, fmt.unit_bytes), count, scratch.at(s * strip_panel))
+                f.invoke(unpack, strip_at.at(u, fmt.unit_bytes), count, scratch.at(s * strip_panel), ahead)
             is_first, is_last = u.eq(0), u + count >= units
             lines = x.at(u, LINE * per_unit)
 
@@ -423,8 +428,21 @@ class _Quantized(_Product):
                     directs[n], c.w, strip_bytes, units, c.x.at(at * x_stride), x_stride,
                     c.out.at(at * out_stride), out_stride, c.bias))  # fmt: skip
                 otherwise()
+                # Pairs are taken one at a time: the next of this thread is about as many on as there are threads.
+                ahead = f.args[2] * strip_bytes * 2
                 f.invoke(
-                    panels, c.w, strip_bytes, units, c.rows, c.x, x_stride, c.out, out_stride, c.bias, scratch
+                    panels,
+                    c.w,
+                    strip_bytes,
+                    units,
+                    c.rows,
+                    c.x,
+                    x_stride,
+                    c.out,
+                    out_stride,
+                    c.bias,
+                    scratch,
+                    ahead,
                 )
 
         self.kernel(pair)

@@ -309,7 +309,18 @@ class Summarize:
 class Pick:
     """The best token of each row, int64[rows]: the lowest among equals. Reads what ``Summarize`` found."""
 
-    fields = ("rows", "logits", "stride", "n", "maxima", "maxima_stride", "sums", "sums_stride", "best", "counter")
+    fields = (
+        "rows",
+        "logits",
+        "stride",
+        "n",
+        "maxima",
+        "maxima_stride",
+        "sums",
+        "sums_stride",
+        "best",
+        "counter",
+    )
 
     @property
     def symbol(self) -> str:
@@ -336,7 +347,11 @@ class Pick:
         def row(r: Value) -> None:
             sums, maxima, logits = (
                 ops.ptr(name).at(r * ops.int(stride))
-                for name, stride in (("sums", "sums_stride"), ("maxima", "maxima_stride"), ("logits", "stride"))
+                for name, stride in (
+                    ("sums", "sums_stride"),
+                    ("maxima", "maxima_stride"),
+                    ("logits", "stride"),
+                )
             )
             runs = (n + (SUMMARY_RUN - 1)) // SUMMARY_RUN
             run = first_best(f.const(0, I64), runs, lambda i: sums.at(i, 16).load(F64))
