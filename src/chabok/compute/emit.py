@@ -293,11 +293,10 @@ class Value:
         ref = value.ref if isinstance(value, Value) else str(value)
         self.f.line(f"store atomic i64 {ref}, ptr {self.ref} release, align 8")
 
-    def prefetch(self, offset: int = 0, locality: int = 3) -> None:
-        """Ask for the cache line here; locality 3 is the nearest cache, 0 a passing use."""
-        self.f.call(
-            "llvm.prefetch.p0", VOID, self.at(offset), *(self.f.const(n, I32) for n in (0, locality, 1))
-        )
+    def prefetch(self, offset: int = 0, locality: int = 3, *, write: bool = False) -> None:
+        """Ask for the cache line here; locality 3 is the nearest cache, 0 a passing use; or ask to own it."""
+        hints = (self.f.const(n, I32) for n in (int(write), locality, 1))
+        self.f.call("llvm.prefetch.p0", VOID, self.at(offset), *hints)
 
 
 class Variable:

@@ -33,8 +33,11 @@ class ISA:
     """How many logical 16 x 32-bit vectors the register file holds."""
 
 
-_AVX2 = "+sse4.2,+popcnt,+cx16,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
+_AVX2 = "+sse4.2,+popcnt,+cx16,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe,+prfchw"
 _AVX512 = _AVX2 + ",+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd,+avx512vnni,+evex512"
+_NOT_ASKED = {"evex512", "prfchw"}
+"""Not looked for on the host: a matter of code generation, and a hint that processors without it ignore."""
+
 _NEON = "+neon,+fp-armv8,+dotprod,+fullfp16,+lse"
 
 
@@ -87,7 +90,7 @@ def available() -> tuple[ISA, ...]:
     return tuple(
         isa
         for isa in (AVX512, AVXVNNI, AVX2)
-        if {f[1:] for f in isa.features.split(",")} - {"evex512"} <= have
+        if {f[1:] for f in isa.features.split(",")} - _NOT_ASKED <= have
     )
 
 

@@ -331,6 +331,11 @@ class _Quantized(_Product):
         width = 4 * n
         strip_panel = PANEL_GROUPS * PANEL_GROUP_BYTES
         zero = f.const(0.0, F32 * n)
+        with f.when(is_last):
+            # Results are often far from any cache: own their lines by the time they are ready.
+            for r in range(rows):
+                for line in range(0, self.out_bytes, 64):
+                    out.at(f.const(r, I64) * out_stride).prefetch(line, write=True)
         sums: list[list[list[Value]]] = []
         row_x = [x.at(f.const(r, I64) * x_stride) if r else x for r in range(rows)]
         for p in range(self.parts):
