@@ -154,7 +154,7 @@ def test_rows_are_spread_to_their_sorted_places(private: bool, best: Machine) ->
     best.run(
         Spread(private), threads=2,
         rows=s.fields["n_sorted"].view(np.int64), source=s.fields["source"], x=place(x), x_stride=192,
-        x_private=0, bytes=192, out=out, out_private=27 * 192 if private else 0,
+        x_private=0, bytes=192, out=out, out_stride=192, out_private=27 * 192 if private else 0,
         private=s.copy if private else 0,
     )  # fmt: skip
     for copy in out:
