@@ -89,28 +89,30 @@ def peer_changed(peer: Worker, prompts: list[list[int]], runs: list[Continuation
     return changed
 
 
-def make(name: str, peer: Worker) -> dict[str, Any]:
-    """All results of one model."""
-    path = model_path(name)
-    facts = peer.ask("load", path=str(path), threads=1)
+def text_results(path: Path, peer: Worker) -> dict[str, Any]:
+    """Losses and perplexity of the text in windows."""
     text = (FIXTURES / "text.txt").read_text(encoding="utf-8")
     first = peer.ask("tokenize", text="")
     windows = windows_of(peer.ask("tokenize", text=text)[len(first) :], first)
-    prompts = [peer.ask("tokenize", text=prompt) for prompt in PROMPTS]
     oracle = Oracle(path)
-    loss = [float(losses(oracle.logits(window), window).sum()) for window in windows]
-    runs = oracle.greedy(prompts, N_NEW)
     count = sum(len(window) - 1 for window in windows)
+    loss = [float(losses(oracle.logits(window), window).sum()) for window in windows]
     peer_loss = [sum(peer.ask("score", tokens=window)["loss"]) for window in windows]
     return {
-        "model": name,
-        "sha256": MODELS[name].sha256,
-        "peer": f"llama-cpp-python {facts['version']}",
         "windows": windows,
         "loss": loss,
         "perplexity": math.exp(sum(loss) / count),
         "peer_loss": peer_loss,
         "peer_perplexity": math.exp(sum(peer_loss) / count),
+    }
+
+
+def greedy_results(path: Path, peer: Worker) -> dict[str, Any]:
+    """Continuations of the prompts, and how many choices rounding and the peer change."""
+    prompts = [peer.ask("tokenize", text=prompt) for prompt in PROMPTS]
+    oracle = Oracle(path)
+    runs = oracle.greedy(prompts, N_NEW)
+    return {
         "rounding": rounding(oracle, prompts, runs),
         "peer_changed": peer_changed(peer, prompts, runs),
         "prompts": [
@@ -132,6 +134,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--peer-python", default=os.environ.get("CHABOK_PEER_PYTHON"))
+    parser.add_argument("--only", choices=["text", "greedy"], help="keep the other part as it is")
     parser.add_argument("names", nargs="*", default=list(NAMES))
     args = parser.parse_args()
     if not args.peer_python:
@@ -139,16 +142,22 @@ def main() -> None:
     (FIXTURES / "real").mkdir(exist_ok=True)
     peer = Worker(args.peer_python, "peer_worker.py")
     for name in args.names:
-        result = make(name, peer)
-        target = FIXTURES / "real" / f"{name}.json"
-        target.write_text(
-            json.dumps(result, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8"
-        )
-        print(
-            name,
-            {key: result[key] for key in ("perplexity", "peer_perplexity", "rounding", "peer_changed")},
-            flush=True,
-        )
+        path, target = model_path(name), FIXTURES / "real" / f"{name}.json"
+        result = json.loads(target.read_text(encoding="utf-8")) if args.only else {}
+        facts = peer.ask("load", path=str(path), threads=1)
+        result |= {
+            "model": name,
+            "sha256": MODELS[name].sha256,
+            "peer": f"llama-cpp-python {facts['version']}",
+        }
+        if args.only != "greedy":
+            result |= text_results(path, peer)
+        if args.only != "text":
+            result |= greedy_results(path, peer)
+        text = json.dumps(result, ensure_ascii=False, separators=(",", ":"))
+        target.write_text(text + "\n", encoding="utf-8")
+        shown = ("perplexity", "peer_perplexity", "rounding", "peer_changed")
+        print(name, {key: result[key] for key in shown}, flush=True)
     peer.close()
 
 

@@ -172,7 +172,9 @@ class _Quantized(_Product):
         self.parts = STRIP // self.lanes
         """Vectors that cover a strip: 1, or 2 of 8 rows."""
         # Sums of both strips, as integers and as floats, and what a minimum adds, must fit in 32 registers.
-        self.tile_rows = (5 if self.format.minimum else 6) if self.parts == 1 else 3
+        # With 16 half as wide some sums are spilled in any case; four rows are still best, measured, but for one.
+        wide = 5 if self.format.minimum else 6
+        self.tile_rows = wide if self.parts == 1 else 3 if spec.format in ("Q4_1", "Q5_1") else 4
 
     # -- unpacking ------------------------------------------------------------------------------------------
 
