@@ -46,9 +46,8 @@ def main() -> None:
     print(f"{'us':>9} {'%':>5} {'steps':>6} {'us each':>9}  kernel")
     for name, times in sorted(spent.items(), key=lambda item: -sum(item[1])):
         total = sum(times)
-        print(
-            f"{total * 1e6:9.1f} {100 * total / seconds.sum():5.1f} {len(times):6} {total / len(times) * 1e6:9.2f}  {name}"
-        )
+        share, each = 100 * total / seconds.sum(), total / len(times)
+        print(f"{total * 1e6:9.1f} {share:5.1f} {len(times):6} {each * 1e6:9.2f}  {name}")
     print(f"{seconds.sum() * 1e6:9.1f} us, {len(seconds)} steps")
     model.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import time
 
@@ -14,16 +15,15 @@ from chabok.compute.program import Program
 
 
 def read_bandwidth(library: Library, threads: int, *, n_bytes: int = 512 << 20, rounds: int = 5) -> float:
-    """Bytes per second that ``threads`` threads read together from memory no cache holds: the best of some rounds.
+    """Bytes per second that ``threads`` threads read together from memory no cache holds: the best of some
+    rounds.
 
     n_bytes should be several times the last cache's size; it is allocated for the time of the measurement.
     """
     memory = mmap.mmap(-1, n_bytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without transparent huge pages
     data = np.frombuffer(memory, np.uint8)
     data[:: mmap.PAGESIZE] = 1  # untouched pages would all be the same page of zeros
     program = Program()

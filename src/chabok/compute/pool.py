@@ -32,8 +32,8 @@ EPOCH, ARRIVED, GENERATION, PROGRAM, STEPS, THREADS, YIELD, STOP = 0, 64, 128, 1
 CONTROL_BYTES = 320
 
 STEP_BYTES = 64
-"""A step, 64-bit fields: address of the kernel, address of its operands, whether all threads meet afterwards, and
-what to fetch while waiting: where the first thread's begins, and how much further on the next one's."""
+"""A step, 64-bit fields: address of the kernel, address of its operands, whether all threads meet afterwards,
+and what to fetch while waiting: where the first thread's begins, and how much further on the next one's."""
 
 FETCH_BYTES = 6144
 """What a thread asks memory for before it waits: the beginning of the weights it will read next."""
@@ -52,7 +52,8 @@ def _yield(f: Function, control: Value, count: Value) -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """Run the current program as one of its threads; ``timed``: the first one notes the time after each step."""
+    """Run the current program as one of its threads; ``timed``: the first one notes the time after
+    each step."""
 
     timed: bool = False
 

@@ -91,7 +91,7 @@ class Program:
             weights = operands.get("w")
             if isinstance(weights, np.ndarray) and "active" not in operands:
                 where = weights.ctypes.data
-                apart = int(operands["share"]) * 2 * int(operands["strip_bytes"])  # type: ignore[call-overload]
+                apart = int(operands["share"]) * 2 * int(operands["strip_bytes"])
 
 
 def _encode(value: Operand) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,9 +56,9 @@ class Transformer:
         self._few, self._many = (graph.program for graph in graphs)
         # Memory views: writing one number through them costs a fraction of what numpy asks.
         w = self.work
-        self._tokens, self._positions = memoryview(w.tokens), memoryview(w.positions)
-        self._row_pages, self._out_rows = memoryview(w.pages), memoryview(w.out_rows)
-        self._slots, self._items = memoryview(w.slots.reshape(-1)), memoryview(w.items.reshape(-1))
+        self._tokens, self._positions = _view(w.tokens), _view(w.positions)
+        self._row_pages, self._out_rows = _view(w.pages), _view(w.out_rows)
+        self._slots, self._items = _view(w.slots), _view(w.items)
         self._turned = self._n_out = self._spare = 0
         self._cache: mmap.mmap | None = None
         self._base = 0
@@ -175,3 +176,9 @@ class Transformer:
     def close(self) -> None:
         """Stop the threads."""
         self.pool.close()
+
+
+def _view(array: NDArray[Any]) -> memoryview:
+    """An array's numbers in order, to be written one at a time."""
+    flat: Any = array.reshape(-1)
+    return memoryview(flat)

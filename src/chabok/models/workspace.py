@@ -25,8 +25,8 @@ Array = NDArray[np.float32]
 def _floats(rows: int, width: int) -> Array:
     """Zeroed, aligned floats [rows, width]; memory is taken only when touched.
 
-    A row is followed by a line of padding: rows a multiple of 4096 bytes apart would all compete for the same few
-    places of the first-level cache.
+    A row is followed by a line of padding: rows a multiple of 4096 bytes apart would all compete for the same
+    few places of the first-level cache.
     """
     padded = round_up(width, 16) + 16
     return aligned(4 * rows * padded).view(np.float32).reshape(rows, padded)[:, :width]

@@ -154,8 +154,8 @@ class Attention:
     window: bool = False
     cap: bool = False
 
-    fields = ("items", "n_items", "qkv", "qkv_stride", "kv_heads", "cache", "page_bytes", "layer", "window", "cap",
-              "partials", "scratch", "scratch_stride", "counter")  # fmt: skip
+    fields = ("items", "n_items", "qkv", "qkv_stride", "kv_heads", "cache", "page_bytes", "layer", "window",
+              "cap", "partials", "scratch", "scratch_stride", "counter")  # fmt: skip
 
     @property
     def symbol(self) -> str:
@@ -217,8 +217,8 @@ class Attention:
                 end_page = f.minimum((span + 1) * SPAN_PAGES, last // PAGE + 1)
                 with f.loop(first_page, end_page) as page:
                     keys = keys_of(page)
-                    # For a single row, values are on their way while keys are scored, and the next page's keys
-                    # while values are summed.
+                    # For a single row, values are on their way while keys are scored, and the next page's
+                    # keys while values are summed.
                     with f.when(n_rows.eq(1)):
                         for line in range(0, PAGE * dim * 2, 64):
                             keys.prefetch(PAGE * dim * 2 + line)

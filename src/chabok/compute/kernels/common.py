@@ -46,11 +46,11 @@ def begin(module: Module, symbol: str, fields: Sequence[str]) -> tuple[Function,
 def chunks(
     f: Function, counter: Value, total: Value, size: Value | int, share: Value | None = None
 ) -> Iterator[tuple[Value, Value]]:
-    """Take ranges [start, stop) of at most ``size`` items from a counter that all threads share, until none is
-    left. A slow or busy core takes fewer: it never holds the others up for more than one chunk.
+    """Take ranges [start, stop) of at most ``size`` items from a counter that all threads share, until none
+    is left. A slow or busy core takes fewer: it never holds the others up for more than one chunk.
 
-    share: items that each thread takes first, by its number, before it asks the counter; at most total / threads.
-    What a thread begins with is then known before it begins, and a long run is read in one go.
+    share: items that each thread takes first, by its number, before it asks the counter; at most total /
+    threads. What a thread begins with is then known before it begins, and a long run is read in one go.
     """
     if share is None:
         with f.forever() as taking:

@@ -53,8 +53,8 @@ EXPERT_FIELDS = ("active", "n_active", "active_private", "expert_bytes")
 apart."""
 
 PREFETCH = 6144
-"""How far ahead of what it multiplies a stream of weights is asked for, in bytes: one core alone then draws a third
-more from memory than its own prefetchers bring, and most where unpacking takes long."""
+"""How far ahead of what it multiplies a stream of weights is asked for, in bytes: one core alone then draws a
+third more from memory than its own prefetchers bring, and most where unpacking takes long."""
 
 FEW_ROWS = 5
 """Up to this many rows are streamed directly; beyond, a panel pays."""
@@ -172,7 +172,8 @@ class _Quantized(_Product):
         self.parts = STRIP // self.lanes
         """Vectors that cover a strip: 1, or 2 of 8 rows."""
         # Sums of both strips, as integers and as floats, and what a minimum adds, must fit in 32 registers.
-        # With 16 half as wide some sums are spilled in any case; four rows are still best, measured, but for one.
+        # With 16 half as wide some sums are spilled in any case; four rows are still best, measured, but for
+        # one.
         wide = 5 if self.format.minimum else 6
         self.tile_rows = wide if self.parts == 1 else 3 if spec.format in ("Q4_1", "Q5_1") else 4
 
@@ -336,8 +337,8 @@ class _Quantized(_Product):
         with f.when(is_last):
             # Results are often far from any cache: own their lines by the time they are ready.
             for r in range(rows):
-                for line in range(0, self.out_bytes, 64):
-                    out.at(f.const(r, I64) * out_stride).prefetch(line, write=True)
+                for at in range(0, self.out_bytes, 64):
+                    out.at(f.const(r, I64) * out_stride).prefetch(at, write=True)
         sums: list[list[list[Value]]] = []
         row_x = [x.at(f.const(r, I64) * x_stride) if r else x for r in range(rows)]
         for p in range(self.parts):
@@ -349,11 +350,11 @@ class _Quantized(_Product):
                     for s in range(2):
                         acc[r][s].set(before[s].load(F32 * n))
             with f.loop(0, groups) as g:
-                at = [panel.at(s * strip_panel + p * width).at(g, PANEL_GROUP_BYTES) for s in range(2)]
-                weights = [[a.load(I8 * width, 64 * j, align=width) for j in range(8)] for a in at]
-                firsts = [a.load(F32 * n, 512, align=width) for a in at]
+                groups_at = [panel.at(s * strip_panel + p * width).at(g, PANEL_GROUP_BYTES) for s in range(2)]
+                weights = [[a.load(I8 * width, 64 * j, align=width) for j in range(8)] for a in groups_at]
+                firsts = [a.load(F32 * n, 512, align=width) for a in groups_at]
                 two = fmt.minimum or fmt.scales == 2
-                seconds = [a.load(F32 * n, 576, align=width) if two else None for a in at]
+                seconds = [a.load(F32 * n, 576, align=width) if two else None for a in groups_at]
                 for r in range(rows):
                     line = row_x[r].at(g, LINE)
                     for s in range(2):
@@ -435,7 +436,8 @@ class _Quantized(_Product):
                     directs[n], c.w, strip_bytes, units, c.x.at(at * x_stride), x_stride,
                     c.out.at(at * out_stride), out_stride, c.bias))  # fmt: skip
                 otherwise()
-                # Pairs are taken one at a time: the next of this thread is about as many on as there are threads.
+                # Pairs are taken one at a time: the next of this thread is about as many on as there are
+                # threads.
                 ahead = f.args[2] * strip_bytes * 2
                 f.invoke(
                     panels,

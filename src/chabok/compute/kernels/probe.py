@@ -14,7 +14,8 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Read:
-    """Reads ``pieces`` pieces of memory and keeps nothing but a sum, int64[threads] at ``out``, 64 bytes apart."""
+    """Reads ``pieces`` pieces of memory and keeps nothing but a sum, int64[threads] at ``out``, 64 bytes
+    apart."""
 
     fields = ("data", "pieces", "out", "counter")
 
@@ -33,5 +34,5 @@ class Read:
                 for n, total in enumerate(sums):
                     total.set(total.get() + at.at(i).load(I64 * 8, 64 * n))
                     at.at(i).prefetch(4096 + 64 * n)
-        total = (sums[0].get() + sums[1].get()) + (sums[2].get() + sums[3].get())
-        ops.ptr("out").at(f.args[1], 64).store(f.reduce_add(total))
+        every = (sums[0].get() + sums[1].get()) + (sums[2].get() + sums[3].get())
+        ops.ptr("out").at(f.args[1], 64).store(f.reduce_add(every))
