@@ -7,6 +7,7 @@ one that does not match is compiled anew, never executed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -19,6 +20,13 @@ from typing import Protocol
 
 from chabok.compute.emit import Module
 from chabok.compute.isa import ISA
+
+
+CACHE_BYTES = 64 << 20
+"""Compiled kernels that are kept: some dozens of models' worth."""
+
+DAY = 86_400.0
+"""Seconds."""
 
 
 class Spec(Protocol):
@@ -171,7 +179,21 @@ class Library:
         finally:
             if self.progress:
                 self.progress.end()
+        self._make_room()
         return objects
+
+    def _make_room(self) -> None:
+        """Remove what was used least recently, to the day, where the cache has grown past its bound."""
+        if self.cache is None:
+            return
+        with contextlib.suppress(OSError):  # another process tidies, too, or the cache cannot be written
+            found = sorted((p.stat().st_mtime, p.stat().st_size, p) for p in self.cache.iterdir())
+            excess = sum(size for _, size, _ in found) - CACHE_BYTES
+            for used, size, path in found:
+                if excess <= 0 or time.time() - used < DAY / 24:
+                    break
+                path.unlink(missing_ok=True)
+                excess -= size
 
     def _link(self, spec: Spec, obj: bytes) -> int:
         import llvmlite.binding as llvm
@@ -196,7 +218,12 @@ class Library:
         except OSError:
             return None
         checksum, obj = content[:32], content[32:]
-        return obj if hashlib.sha256(obj).digest() == checksum else None
+        if hashlib.sha256(obj).digest() != checksum:
+            return None
+        with contextlib.suppress(OSError):  # a cache that cannot be written
+            if time.time() - path.stat().st_mtime > DAY:
+                os.utime(path)
+        return obj
 
     def _write(self, spec: Spec, obj: bytes) -> None:
         path = self._path(spec)
