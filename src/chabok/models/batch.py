@@ -98,7 +98,10 @@ class Logits:
         if k < len(maxima):
             # The k-th largest block maximum is a floor: at least k entries reach it.
             floor = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
-            ids = np.flatnonzero(values >= floor)
+            blocks = np.flatnonzero(maxima >= floor)
+            ids = (blocks[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
+            ids = ids[ids < len(values)]
+            ids = ids[values[ids] >= floor]
         else:
             ids = np.arange(len(values))
         order = np.lexsort((ids, -values[ids]))[:k]
