@@ -43,7 +43,7 @@ class Watch:
         self.done = 0
         self.messages: list[str] = []
 
-    def begin(self, what: str, total_bytes: int | None) -> None:
+    def begin(self, what: str, total_bytes: int | None, unit: str = "bytes") -> None:
         self.stages.append((what, total_bytes))
 
     def advance(self, n_bytes: int) -> None:

@@ -8,10 +8,11 @@ from typing import Protocol
 class Progress(Protocol):
     """Receives the stages of a download or of packing, one after another; no two calls at a time."""
 
-    def begin(self, what: str, total_bytes: int | None) -> None:
-        """A stage starts; ``total_bytes`` is None where the amount of work is not known."""
+    def begin(self, what: str, total: int | None, unit: str = "bytes") -> None:
+        """A stage starts; ``total`` is None where the amount of work is not known, else that many of
+        ``unit``."""
 
-    def advance(self, n_bytes: int) -> None:
+    def advance(self, n: int) -> None:
         """That much more of the stage is done."""
 
     def end(self) -> None:
@@ -24,10 +25,10 @@ class Progress(Protocol):
 class Silent:
     """Progress that nobody watches."""
 
-    def begin(self, what: str, total_bytes: int | None) -> None:
+    def begin(self, what: str, total: int | None, unit: str = "bytes") -> None:
         """Ignore it."""
 
-    def advance(self, n_bytes: int) -> None:
+    def advance(self, n: int) -> None:
         """Ignore it."""
 
     def end(self) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 from pathlib import Path
 from typing import Any
+
+from chabok.cli.params import Parser
 
 READ_BYTES = 256 * 2**20
 """How much the bandwidth measurement reads at a time: far more than any cache holds."""
@@ -14,7 +15,7 @@ READ_BYTES = 256 * 2**20
 
 def main(arguments: list[str]) -> int:
     """Run the command; the exit code."""
-    parser = argparse.ArgumentParser("chabok doctor", description="Show what this machine offers.")
+    parser = Parser("chabok doctor", description="Show what this machine offers.")
     parser.add_argument("--json", action="store_true", help="for programs")
     found = parser.parse_args(arguments)
     report = examine()

@@ -67,8 +67,12 @@ def _dispatch(words: list[str]) -> int:
         return command.run(words[0], words[1:])
     import difflib
 
-    near = difflib.get_close_matches(words[0], COMMANDS, 1)
-    hint = f"did you mean `chabok {near[0]}`?" if near else "`chabok --help` lists the commands."
+    near = difflib.get_close_matches(words[0], COMMANDS, 2)
+    hint = (
+        f"did you mean {' or '.join(f'`chabok {name}`' for name in near)}?"
+        if near
+        else "`chabok --help` lists the commands."
+    )
     return _complain(f"there is no command or option {words[0]!r}; {hint}", 2)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn
 
 from chabok.engine.request import SamplingParams
 from chabok.errors import RequestError
@@ -15,6 +15,24 @@ DEFAULTS: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
 
 _LISTS = ("stop", "stop_token_ids", "logit_bias")
 _METAVARS = {"stop": "TEXT", "stop_token_ids": "ID", "logit_bias": "ID=NUMBER"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a mistake with one line that names the remedy, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2."""
+        import difflib
+        import sys
+
+        unknown = (
+            [word for word in message.split() if word.startswith("--")] if "unrecognized" in message else []
+        )
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        near = [n for word in unknown for n in difflib.get_close_matches(word.split("=")[0], flags, 1)]
+        hint = f"did you mean {near[0]}?" if near else f"`{self.prog} --help` lists the options."
+        print(f"chabok: {message}; {hint}", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

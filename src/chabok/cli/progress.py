@@ -30,7 +30,7 @@ class Bars:
             self._bars.stop()
             self._bars = None
 
-    def begin(self, what: str, total_bytes: int | None) -> None:
+    def begin(self, what: str, total: int | None, unit: str = "bytes") -> None:
         """Show a bar for the stage ``what``; a moving one where the total is not known."""
         if self._quiet:
             return
@@ -40,12 +40,12 @@ class Bars:
         if self._bars is None:
             self._bars = _bars()
             self._bars.start()
-        self._task = self._bars.add_task(what, total=total_bytes)
+        self._task = self._bars.add_task(what, total=total, unit=unit)
 
-    def advance(self, n_bytes: int) -> None:
+    def advance(self, n: int) -> None:
         """Move the bar of this stage."""
         if self._bars is not None and self._task is not None:
-            self._bars.advance(self._task, n_bytes)
+            self._bars.advance(self._task, n)
 
     def end(self) -> None:
         """Leave the bar as it is; the next stage gets another line."""
@@ -63,8 +63,37 @@ class Bars:
 
 def _bars() -> RichProgress:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.progress import TransferSpeedColumn as Speed
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), Speed())
-    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+    class Done(DownloadColumn):
+        """How much is done: bytes as people read them, anything else as it is counted."""
+
+        def render(self, task: Task) -> Text:
+            unit = task.fields["unit"]
+            if unit == "bytes":
+                return super().render(task)
+            total = "" if task.total is None else f"/{task.total:.0f}"
+            return Text(f"{task.completed:.0f}{total} {unit}", style="progress.download")
+
+    class Speed(TransferSpeedColumn):
+        """Bytes per second, for what is counted in bytes."""
+
+        def render(self, task: Task) -> Text:
+            return super().render(task) if task.fields["unit"] == "bytes" else Text()
+
+    columns: tuple[ProgressColumn, ...] = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        Done(),
+    )
+    return Progress(*columns, Speed(), TimeRemainingColumn(), console=Console(stderr=True))

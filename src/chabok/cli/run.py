@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = params.Parser(
         "chabok run",
         description="Answer a prompt. Standard input, where it is piped, is added to it; "
         "without either, start a chat.",

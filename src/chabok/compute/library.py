@@ -21,7 +21,6 @@ from typing import Protocol
 from chabok.compute.emit import Module
 from chabok.compute.isa import ISA
 
-
 CACHE_BYTES = 64 << 20
 """Compiled kernels that are kept: some dozens of models' worth."""
 
@@ -124,10 +123,10 @@ def _initialize(isa: ISA) -> None:
 class Progress(Protocol):
     """Is told how compiling gets on."""
 
-    def begin(self, what: str, total_bytes: int | None) -> None:
-        """Work of ``total_bytes`` parts starts (here: kernels)."""
+    def begin(self, what: str, total: int | None, unit: str) -> None:
+        """Work on ``total`` of ``unit`` starts."""
 
-    def advance(self, n_bytes: int) -> None:
+    def advance(self, n: int) -> None:
         """That many more are done."""
 
     def end(self) -> None:
@@ -168,7 +167,7 @@ class Library:
         """Compile on all cores (LLVM works outside the interpreter's lock) and keep the objects."""
         objects = {}
         if self.progress:
-            self.progress.begin("Compiling kernels", len(specs))
+            self.progress.begin("Compiling kernels", len(specs), "kernels")
         try:
             with ThreadPoolExecutor() as workers:
                 for spec, obj in zip(specs, workers.map(lambda s: compile_object(s, self.isa), specs)):

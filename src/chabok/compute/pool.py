@@ -136,6 +136,11 @@ class _Publish:
         control.at(EPOCH).fetch_add(1)
 
 
+KERNELS = (_Run(), _Wait(), _Publish())
+"""What a pool is made of; loaded together with a program's kernels, all that is missing is compiled at
+once."""
+
+
 def aligned(n_bytes: int, alignment: int = 64) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     """Zeroed bytes at an aligned address: uint8[n_bytes]."""
     raw = np.zeros(n_bytes + alignment, np.uint8)
@@ -181,8 +186,7 @@ class Pool:
 
     def __init__(self, library: Library, threads: int | None = None) -> None:
         self.threads = threads or usable_cores()
-        kernels = _Run(), _Wait(), _Publish()
-        run, wait, publish = library.load(kernels).values()
+        run, wait, publish = library.load(KERNELS).values()
         self._library = library
         self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(run)
         self._wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(wait)

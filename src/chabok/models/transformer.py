@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chabok.compute import pool
 from chabok.compute.kernels.attention import ITEM_BYTES, ROW_BLOCK, SPAN_PAGES, head_bytes
 from chabok.compute.library import Library
-from chabok.compute.pool import Pool
+from chabok.compute.pool import usable_cores
 from chabok.compute.program import Program
 from chabok.models.batch import PAGE_TOKENS, Batch, Logits, Segment
 from chabok.models.config import Config
@@ -42,8 +43,7 @@ class Transformer:
         self.name, self.fingerprint = config.name, fingerprint
         self.vocab_size, self.n_ctx_train = config.vocab, config.n_ctx
         self.page_bytes = config.n_layers * config.n_kv_heads * head_bytes(config.head_dim)
-        self.pool = Pool(library, threads)
-        self.threads = self.pool.threads
+        self.threads = threads or usable_cores()
         self.work = Workspace(config, max_rows, self.threads)
         factors = weights.vectors["rope_freqs"][: config.rope.n_rot // 2] if "rope_freqs" in weights else None
         table = RopeTable(config.rope, config.head_dim, config.n_ctx, factors)
@@ -52,7 +52,10 @@ class Transformer:
         graphs = [Graph(config, weights, self.work, self._tables, few=few) for few in (True, False)]
         for graph in graphs:
             build(graph)
+        library.load([*pool.KERNELS, *(kernel for graph in graphs for kernel in graph.program.kernels)])
+        for graph in graphs:
             graph.program.seal(library)
+        self.pool = pool.Pool(library, self.threads)
         self._few, self._many = (graph.program for graph in graphs)
         # Memory views: writing one number through them costs a fraction of what numpy asks.
         w = self.work
