@@ -108,7 +108,6 @@ def test_rows_and_routes_stay_inside() -> None:
     assert stays_inside(QUANTIZE + CHOOSE, "")
 
 
-@pytest.mark.xfail(strict=True, reason="the last block is read to its end even where the row is shorter")
 @pytest.mark.parametrize("cap", [False, True])
 def test_summaries_stay_inside(cap: bool) -> None:
     assert stays_inside(SUMMARIZE.format(cap=cap), "avx2")

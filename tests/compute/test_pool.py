@@ -272,7 +272,7 @@ class Slow(list):
 dozing = threading.Event()
 library = Library(isa.choose())
 pool, program = Pool(library, 2), prepare(library)
-pool._asleep = Slow()
+pool._hired().asleep = Slow()
 pool.run(program)
 dozing.wait()
 pool.run(program)
@@ -293,7 +293,6 @@ def test_a_worker_that_falls_asleep_does_not_miss_a_program() -> None:
     assert run_alone(DOZE) == 0
 
 
-@pytest.mark.xfail(strict=True, reason="the library's code is freed while workers still run in it")
 def test_a_pool_forgotten_together_with_its_library_ends_in_peace() -> None:
     assert run_alone(FORGET) == 0
 

@@ -123,9 +123,6 @@ def test_each_step_with_a_counter_has_its_own(best: Machine) -> None:
     assert (second["out"] == 1).all()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="numpy's float32 is not a float: its field becomes the integer below it"
-)
 def test_numbers_of_numpy_are_numbers(best: Machine) -> None:
     x = place(np.ones((1, 32), np.float32))
     out = place(np.zeros((1, 32), np.float32))

@@ -208,10 +208,12 @@ def pack(format_: Format, raw: Bytes, rows: int, k: int, out: Bytes) -> None:
     """
     step = max(PAIR, (1 << 21) // max(k, 1) // PAIR * PAIR)
     row_bytes, pair_bytes = format_.row_bytes(k), 2 * format_.strip_bytes(k)
-    if raw.size != rows * row_bytes or out.size != format_.packed_bytes(rows, k):
-        raise ValueError(
-            f"a {format_.name} matrix of {rows} x {k} takes {rows * row_bytes} bytes, not {raw.size}"
-        )
+    for what, found, wanted in (
+        ("is", raw.size, rows * row_bytes),
+        ("packed is", out.size, format_.packed_bytes(rows, k)),
+    ):
+        if found != wanted:
+            raise ValueError(f"a {format_.name} matrix of {rows} x {k} {what} {wanted} bytes, not {found}")
     for first in range(0, rows, step):
         n = min(step, rows - first)
         part = raw[first * row_bytes : (first + n) * row_bytes].reshape(n, -1)

@@ -101,7 +101,7 @@ class Value:
             left = left.splat(right.type.lanes)
         if swap:
             left, right = right, left
-        if left.type != right.type:
+        if left.type != right.type or (left.type.is_float and floating == "?"):
             raise TypeError(f"{integer} of {left.type} and {right.type}")
         return self.f.emit(
             f"{floating if left.type.is_float else integer} {left.type} {left.ref}, {right.ref}", left.type
@@ -162,6 +162,8 @@ class Value:
 
     def _compare(self, integer: str, floating: str, other: Value | Number) -> Value:
         right = self._peer(other)
+        if right.type != self.type:
+            raise TypeError(f"comparison of {self.type} and {right.type}")
         op = f"fcmp {floating}" if self.type.is_float else f"icmp {integer}"
         return self.f.emit(f"{op} {self.type} {self.ref}, {right.ref}", Type("i1", self.type.lanes))
 
@@ -188,6 +190,8 @@ class Value:
     def select(self, yes: Value, no: Value | Number) -> Value:
         """``yes`` where this condition holds, else ``no``."""
         other = yes._peer(no)
+        if yes.type != other.type or self.type.element != "i1" or self.type.lanes not in (0, yes.type.lanes):
+            raise TypeError(f"{self.type} cannot choose between {yes.type} and {other.type}")
         choice = f"{yes.type} {yes.ref}, {other.type} {other.ref}"
         return self.f.emit(f"select {self.type} {self.ref}, {choice}", yes.type)
 
@@ -402,6 +406,8 @@ class Function:
         """``a * b + c``, rounded once."""
         lanes = max(a.type.lanes, b.type.lanes, c.type.lanes)
         a, b, c = (v.splat(lanes) if lanes and not v.type.lanes else v for v in (a, b, c))
+        if not a.type == b.type == c.type or not a.type.is_float:
+            raise TypeError(f"fma of {a.type}, {b.type} and {c.type}")
         return self.call(_intrinsic("llvm.fma", a.type), a.type, a, b, c)
 
     def _binary(self, name: str, a: Value, b: Value | Number) -> Value:

@@ -235,4 +235,5 @@ class Library:
             temporary.replace(path)
         except OSError:
             # A cache that cannot be written costs the next start a few seconds, nothing else.
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chabok.compute.emit import I64, PTR, Function, Module, Value
+from chabok.compute.emit import I64, PTR, Module
 from chabok.compute.isa import ISA
 from chabok.compute.kernels.common import flagged
 
@@ -39,15 +39,11 @@ FETCH_BYTES = 6144
 """What a thread asks memory for before it waits: the beginning of the weights it will read next."""
 
 _SPIN = 2_000
+"""Pauses at a barrier before the core is given away, each time from then on: the others may need it."""
+
 _PATIENCE = 30_000
-
-
-def _yield(f: Function, control: Value, count: Value) -> None:
-    """Pause; after many pauses give the core away each time."""
-    with f.either(count < _SPIN) as otherwise:
-        f.pause()
-        otherwise()
-        f.call_pointer(control.load(PTR, YIELD, align=8))
+"""Pauses without work before a worker goes to sleep, about a millisecond, with the core offered to others
+some thirty times: on a busy machine each offer can take long."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,10 @@ class _Run:
             count = barrier.variable(barrier.const(0, I64))
             with barrier.forever() as waiting:
                 waiting.leave_if(generation.load_atomic().ne(now))
-                _yield(barrier, control, count.get())
+                with barrier.either(count.get() < _SPIN) as otherwise:
+                    barrier.pause()
+                    otherwise()
+                    barrier.call_pointer(control.load(PTR, YIELD, align=8))
                 count.set(count.get() + 1)
 
         arguments = [("control", PTR), ("thread", I64), *([("times", PTR)] if self.timed else [])]
@@ -113,8 +112,10 @@ class _Wait:
                 found.store(epoch)
             waiting.leave_if(epoch.ne(last))
             waiting.leave_if(count.get() > _PATIENCE)
-            _yield(f, control, count.get())
+            f.pause()
             count.set(count.get() + 1)
+            with f.when((count.get() & 1023).eq(0)):
+                f.call_pointer(control.load(PTR, YIELD, align=8))
 
 
 @dataclass(frozen=True)
@@ -181,34 +182,98 @@ def cpu_quota() -> float | None:
         return None
 
 
+class _Crew:
+    """What the threads of a pool share. Workers hold it, and with it the code they run, but never the pool: a
+    forgotten pool can be collected, and then stops them."""
+
+    def __init__(self, library: Library, threads: int) -> None:
+        run, wait, publish = library.load(KERNELS).values()
+        self.library = library
+        self.run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(run)
+        self.wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(wait)
+        self.publish = ctypes.CFUNCTYPE(
+            None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64
+        )(publish)
+        memory = aligned(CONTROL_BYTES)
+        self.control = memory.view(np.int64)
+        self.address = int(memory.ctypes.data)
+        self.control[THREADS // 8] = threads
+        self.control[YIELD // 8] = _yield_address()
+        self.lock = threading.Lock()
+        self.asleep: list[threading.Lock] = []
+        self.pid = os.getpid()
+        self.workers = [
+            threading.Thread(target=self.work, args=(n,), name=f"chabok-worker-{n}", daemon=True)
+            for n in range(1, threads)
+        ]
+        for worker in self.workers:
+            worker.start()
+
+    def work(self, thread: int) -> None:
+        """A worker's life."""
+        epoch, found = 0, ctypes.c_int64()
+        alarm = threading.Lock()
+        alarm.acquire()
+        while True:
+            self.wait(self.address, epoch, ctypes.addressof(found))
+            if found.value < 0:
+                if self.may_sleep(epoch, alarm):
+                    alarm.acquire()
+                continue
+            epoch = found.value
+            if self.control[STOP // 8]:
+                return
+            self.run(self.address, thread)
+
+    def may_sleep(self, epoch: int, alarm: threading.Lock) -> bool:
+        """Put a worker on the list of those to be woken, unless there is work after all.
+
+        First on the list, then a last look at the epoch: whoever publishes does it the other way round, so
+        that one of the two always sees the other.
+        """
+        with self.lock:
+            self.asleep.append(alarm)
+            if int(self.control[EPOCH // 8]) != epoch:
+                self.asleep.remove(alarm)
+                return False
+            return True
+
+    def wake(self) -> None:
+        """Wake those who sleep, after something was published."""
+        if self.asleep:
+            with self.lock:
+                for alarm in self.asleep:
+                    alarm.release()
+                self.asleep.clear()
+
+    def stop(self) -> None:
+        """Let the workers leave."""
+        if self.pid == os.getpid():
+            self.control[STOP // 8] = 1
+            self.publish(self.address, 0, 0, 0, 0)
+            self.wake()
+
+
 class Pool:
     """``threads`` threads, the caller's among them, that run programs one after the other."""
 
     def __init__(self, library: Library, threads: int | None = None) -> None:
         self.threads = threads or usable_cores()
-        run, wait, publish = library.load(KERNELS).values()
         self._library = library
-        self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(run)
-        self._wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(wait)
-        self._publish = ctypes.CFUNCTYPE(
-            None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64
-        )(publish)
-        self._memory = aligned(CONTROL_BYTES)
-        self._control = self._memory.view(np.int64)
-        self._address = int(self._memory.ctypes.data)
-        self._control[THREADS // 8] = self.threads
-        self._control[YIELD // 8] = _yield_address()
-        self._lock = threading.Lock()
         self._busy = threading.Lock()
-        self._asleep: list[threading.Lock] = []
-        self._workers: list[threading.Thread] = []
-        self._pid = 0
         self._closed = False
-        self._finalizer = weakref.finalize(self, _stop, self._memory, self._publish, self._lock, self._asleep)
+        self._crew: _Crew | None = None
+
+    def _hired(self) -> _Crew:
+        """The workers, started on first use; and again in a process that was forked, where they do not live on."""
+        if self._crew is None or self._crew.pid != os.getpid():
+            self._crew = _Crew(self._library, self.threads)
+            weakref.finalize(self, self._crew.stop)
+        return self._crew
 
     def run(self, program: Program) -> None:
         """Run a program to its end on all threads."""
-        self._go(program, lambda: self._run(self._address, 0))
+        self._go(program, lambda crew: crew.run(crew.address, 0))
 
     def profile(self, program: Program) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Run a program and tell the seconds that each step took the calling thread: float64[steps]."""
@@ -217,9 +282,9 @@ class Pool:
         cycles = np.zeros(program.length + 1, np.int64)
         took = [0.0]
 
-        def lead() -> None:
+        def lead(crew: _Crew) -> None:
             start = time.perf_counter()
-            run(self._address, 0, cycles[1:].ctypes.data)
+            run(crew.address, 0, cycles[1:].ctypes.data)
             took[0] = time.perf_counter() - start
 
         self._go(program, lead)
@@ -229,99 +294,24 @@ class Pool:
         seconds: np.ndarray[tuple[int], np.dtype[np.float64]] = spent * (took[0] / spent.sum())
         return seconds
 
-    def _go(self, program: Program, lead: Callable[[], object]) -> None:
-        """Wake the workers and take part."""
+    def _go(self, program: Program, lead: Callable[[_Crew], object]) -> None:
+        """Publish a program, wake the workers, and take part."""
         with self._busy:
             if self._closed:
                 raise RuntimeError("the pool is closed")
-            if self.threads > 1 and self._pid != os.getpid():
-                self._start()
-            self._publish(
-                self._address, program.address, program.length, program.counters, program.n_counters
-            )
-            if self._asleep:
-                with self._lock:
-                    for sleeper in self._asleep:
-                        sleeper.release()
-                    self._asleep.clear()
-            lead()
-
-    def _start(self) -> None:
-        """Start the workers; again in a process that was forked, where they do not live on."""
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._asleep.clear()
-        self._control[ARRIVED // 8] = 0
-        epoch = int(self._control[EPOCH // 8])
-        self._workers = [
-            threading.Thread(
-                target=_work,
-                args=(thread, epoch, self._memory, self._run, self._wait, self._lock, self._asleep),
-                name=f"chabok-worker-{thread}",
-                daemon=True,
-            )
-            for thread in range(1, self.threads)
-        ]
-        for worker in self._workers:
-            worker.start()
+            crew = self._hired()
+            crew.publish(crew.address, program.address, program.length, program.counters, program.n_counters)
+            crew.wake()
+            lead(crew)
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers and wait for them."""
         with self._busy:
-            if not self._closed:
-                self._closed = True
-                self._finalizer()
-                if self._pid == os.getpid():
-                    for worker in self._workers:
-                        worker.join()
-
-
-def _work(
-    thread: int,
-    epoch: int,
-    memory: np.ndarray[tuple[int], np.dtype[np.uint8]],
-    run: ctypes._CFunctionType,
-    wait: ctypes._CFunctionType,
-    lock: threading.Lock,
-    asleep: list[threading.Lock],
-) -> None:
-    """A worker's life. It holds no reference to the pool, so that a forgotten pool can be collected."""
-    control = memory.view(np.int64)
-    address = int(memory.ctypes.data)
-    found = ctypes.c_int64()
-    alarm = threading.Lock()
-    alarm.acquire()
-    while True:
-        wait(address, epoch, ctypes.addressof(found))
-        if found.value < 0:
-            with lock:
-                # First on the list, then a last look: whoever publishes does it the other way round, so that
-                # one of the two always sees the other.
-                asleep.append(alarm)
-                sleeping = int(control[EPOCH // 8]) == epoch
-                if not sleeping:
-                    asleep.remove(alarm)
-            if sleeping:
-                alarm.acquire()
-            continue
-        epoch = found.value
-        if control[STOP // 8]:
-            return
-        run(address, thread)
-
-
-def _stop(
-    memory: np.ndarray[tuple[int], np.dtype[np.uint8]],
-    publish: ctypes._CFunctionType,
-    lock: threading.Lock,
-    asleep: list[threading.Lock],
-) -> None:
-    memory.view(np.int64)[STOP // 8] = 1
-    with lock:
-        publish(int(memory.ctypes.data), 0, 0, 0, 0)
-        for sleeper in asleep:
-            sleeper.release()
-        asleep.clear()
+            self._closed = True
+            if self._crew is not None and self._crew.pid == os.getpid():
+                self._crew.stop()
+                for worker in self._crew.workers:
+                    worker.join()
 
 
 def _yield_address() -> int:

@@ -95,8 +95,8 @@ class Program:
 
 
 def _encode(value: Operand) -> bytes:
-    if isinstance(value, float):
-        return struct.pack("<fxxxx", value)
+    if isinstance(value, float | np.floating):
+        return struct.pack("<fxxxx", float(value))
     if isinstance(value, np.ndarray):
         return struct.pack("<q", value.ctypes.data)
     return struct.pack("<q", int(value))

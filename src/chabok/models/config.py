@@ -10,6 +10,9 @@ from chabok.errors import CheckpointError
 
 MAX_EXPERTS_USED = 32
 
+MAX_CONTEXT = 1 << 20
+"""Tokens; of models made for more, this many can be used."""
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -94,13 +97,17 @@ def read(gguf: GGUF) -> Config:
 
     dim, n_layers = integer("embedding_length"), integer("block_count", at_most=1024)
     n_heads = _one_value(gguf, f"{arch}.attention.head_count", n_layers)
-    n_kv_heads = _one_value(gguf, f"{arch}.attention.head_count_kv", n_layers, n_heads)
+    n_kv_heads = _one_value(gguf, f"{arch}.attention.head_count_kv", n_layers, n_heads, at_least=1)
     head_dim = integer("attention.key_length", 0) or dim // n_heads
     value_dim = integer("attention.value_length", 0) or dim // n_heads
+    if head_dim == 0:
+        raise gguf.error(
+            f"{arch}.attention.head_count", f"is {n_heads}, more than the {dim} dimensions there are"
+        )
     config = Config(
         architecture=arch,
         name=gguf.get("general.name", str, "") or gguf.path.stem,
-        n_ctx=integer("context_length", at_most=1 << 30),
+        n_ctx=min(integer("context_length", at_most=1 << 30), MAX_CONTEXT),
         n_layers=n_layers,
         dim=dim,
         ff=_one_value(gguf, f"{arch}.feed_forward_length", n_layers, 0),
@@ -121,12 +128,12 @@ def read(gguf: GGUF) -> Config:
     return config
 
 
-def _one_value(gguf: GGUF, key: str, n_layers: int, default: int | None = None) -> int:
+def _one_value(gguf: GGUF, key: str, n_layers: int, default: int | None = None, *, at_least: int = 0) -> int:
     """A number that may be written per layer, but must be the same in all."""
     if default is None:
         values = gguf.per_layer(key, n_layers, at_least=1)
     else:
-        values = gguf.per_layer(key, n_layers, default)
+        values = gguf.per_layer(key, n_layers, default, at_least=at_least)
     if len(set(values)) != 1:
         raise gguf.error(
             key, "differs from layer to layer, which this architecture's program does not support"
@@ -148,6 +155,9 @@ def _rope(gguf: GGUF, head_dim: int) -> Rope:
     if scaling not in ("none", "linear", "yarn"):
         raise gguf.error(f"{arch}.rope.scaling.type", f"is '{scaling}'; supported are none, linear and yarn")
     n_ctx = gguf.get(f"{arch}.context_length", int, at_least=1)
+    if scaling == "yarn":
+        # Its ramp is laid out in logarithms of the base.
+        gguf.get(f"{arch}.rope.freq_base", float, 10000.0, at_least=2.0)
     return Rope(
         base=gguf.get(f"{arch}.rope.freq_base", float, 10000.0, at_least=1.0),
         scaling=scaling if factor not in (0.0, 1.0) else "none",
@@ -189,5 +199,6 @@ def _check(gguf: GGUF, c: Config, value_dim: int) -> None:
             "expert_feed_forward_length",
             f"is {c.expert_ff}; it must be a multiple of 32",
         )
-    else:
+    dense = not c.n_experts or any(f"blk.{i}.ffn_gate.weight" in gguf.tensors for i in range(c.n_layers))
+    if dense:
         require(c.ff > 0 and c.ff % 32 == 0, "feed_forward_length", f"is {c.ff}; it must be a multiple of 32")

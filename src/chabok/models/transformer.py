@@ -103,8 +103,13 @@ class Transformer:
             n, start, pages = len(segment.tokens), segment.start, segment.pages
             if rows + n > self.max_rows:
                 raise ValueError(f"a batch holds at most {self.max_rows} rows")
-            if n == 0 or start + n > self.config.n_ctx or len(pages) * PAGE_TOKENS < start + n:
+            if n == 0 or start < 0 or start + n > self.config.n_ctx or len(pages) * PAGE_TOKENS < start + n:
                 raise ValueError(f"a segment of {n} rows from {start} has {len(pages)} pages")
+            numbers = pages[: (start + n - 1) // PAGE_TOKENS + 1].tolist()
+            if min(numbers) < 0 or max(numbers) >= self.n_pages:
+                raise ValueError(f"a segment names pages outside 0..{self.n_pages - 1}")
+            if segment.outputs < 0:
+                raise ValueError(f"a segment wants {segment.outputs} outputs")
             if pages.dtype != np.int32 or not pages.flags.c_contiguous:
                 pages = np.ascontiguousarray(pages, np.int32)
             kept.append(pages)
@@ -130,10 +135,10 @@ class Transformer:
         scarce: whether there is too little to do for all threads, so that a sequence's spans are shared out.
         """
         position = segment.start
-        page = int(pages[position // PAGE_TOKENS])
-        if not 0 <= page < self.n_pages:
-            raise ValueError(f"a segment names page {page} of {self.n_pages}")
-        self._tokens[row] = int(segment.tokens[0])
+        page, token = int(pages[position // PAGE_TOKENS]), int(segment.tokens[0])
+        if not 0 <= token < self.vocab_size:
+            raise ValueError(f"token {token} is not among the {self.vocab_size} of the vocabulary")
+        self._tokens[row] = token
         self._positions[row] = position
         self._row_pages[row] = self._base + page * self.page_bytes
         where = pages.__array_interface__["data"][0]
@@ -151,14 +156,14 @@ class Transformer:
     def _rows(self, segment: Segment, pages: NDArray[np.int32], row: int, items: int) -> int:
         """Describe a segment of several rows; the number of items so far."""
         w, n, start = self.work, len(segment.tokens), segment.start
-        used = pages[: -(-(start + n) // PAGE_TOKENS)]
-        if used.min() < 0 or used.max() >= self.n_pages:
-            raise ValueError(f"a segment names pages outside 0..{self.n_pages - 1}")
         positions = np.arange(start, start + n)
-        w.tokens[row : row + n] = segment.tokens
+        tokens = np.asarray(segment.tokens)
+        if tokens.min() < 0 or tokens.max() >= self.vocab_size:
+            raise ValueError(f"tokens are not all among the {self.vocab_size} of the vocabulary")
+        w.tokens[row : row + n] = tokens
         w.positions[row : row + n] = positions
         w.pages[row : row + n] = (
-            self._base + used[positions // PAGE_TOKENS].astype(np.int64) * self.page_bytes
+            self._base + pages[positions // PAGE_TOKENS].astype(np.int64) * self.page_bytes
         )
         w.slots[row : row + n, 0] = np.arange(row, row + n)
         w.slots[row : row + n, 1] = 1

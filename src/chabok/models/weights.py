@@ -113,6 +113,7 @@ class Weights:
             for part in ("q", "k"):
                 self._vector(blk + f"attn_{part}_norm", c.head_dim, optional=True)
             self._vector(blk + "post_attention_norm", c.dim, optional=True)
+            self._all_or_none(blk, ("attn_q_norm", "attn_k_norm"))
             self._vector(blk + "ffn_norm", c.dim)
             self._vector(blk + "post_ffw_norm", c.dim, optional=True)
             if c.n_experts and blk + "ffn_gate_inp.weight" in self._gguf.tensors:
@@ -122,6 +123,34 @@ class Weights:
             else:
                 self._gated(blk, "", c.ff, 1)
                 self._matrix(blk + "ffn_down", c.dim, c.ff)
+
+        self._check_post_norms()
+
+    def _all_or_none(self, blk: str, names: tuple[str, ...]) -> None:
+        """Raise CheckpointError if a layer has some of these vectors but not all."""
+        missing = [name for name in names if blk + name not in self._vectors]
+        if 0 < len(missing) < len(names):
+            raise CheckpointError(
+                f"{self._gguf.path}: tensor '{blk}{missing[0]}.weight' is missing, though the layer has "
+                f"'{next(name for name in names if name not in missing)}'"
+            )
+
+    def _check_post_norms(self) -> None:
+        """Norms after blocks are in all layers or in none, and not after experts: programs are laid out for
+        that."""
+        names = ("post_attention_norm", "post_ffw_norm")
+        blocks = [f"blk.{layer}." for layer in range(self._config.n_layers)]
+        found = [blk + name for blk in blocks for name in names if blk + name in self._vectors]
+        wanted = [blk + name for blk in blocks for name in names] if found else []
+        for name in wanted:
+            if name not in found:
+                raise CheckpointError(
+                    f"{self._gguf.path}: tensor '{name}.weight' is missing, though '{found[0]}' is there"
+                )
+        if found and self._config.n_experts:
+            raise CheckpointError(
+                f"{self._gguf.path}: tensor '{found[0]}.weight': norms after experts are not supported"
+            )
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._gguf.tensors.get(name)

@@ -77,7 +77,7 @@ class Workspace:
         self.partials = aligned(4 * n_floats).view(np.float32).reshape(n_slots, -1)
         # The feed-forward block; with experts, a row for each choice.
         used = c.n_experts_used or 1
-        ff = c.expert_ff if c.n_experts else c.ff
+        ff = max(c.ff, c.expert_ff)  # a model of experts may have dense layers, too
         self.gate, self.up = _floats(max_rows * used, ff), _floats(max_rows * used, ff)
         self.hidden_lines = _lines(copies * used, ff)
         self.hidden_floats = _floats(copies * used, ff)

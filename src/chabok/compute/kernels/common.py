@@ -103,8 +103,8 @@ def exp(f: Function, x: Value) -> Value:
 
 
 def silu(f: Function, x: Value) -> Value:
-    """x / (1 + e**-x)."""
-    return x / (exp(f, -x) + 1.0)
+    """x / (1 + e**-x); 0 below -88, where it is smaller than 1e-36."""
+    return (x < -88.0).select(f.const(0.0, x.type), x / (exp(f, -x) + 1.0))
 
 
 def gelu_tanh(f: Function, x: Value) -> Value:

@@ -78,6 +78,10 @@ class MatMul:
     bias: bool = False
     experts: bool = False
 
+    def __post_init__(self) -> None:
+        if self.epilogue not in EPILOGUES or (self.bias and self.epilogue in ("silu", "gelu")):
+            raise ValueError(f"no product ends with {self.epilogue!r}{' and a bias' if self.bias else ''}")
+
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the operands."""

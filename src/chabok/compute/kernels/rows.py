@@ -280,7 +280,9 @@ class Summarize:
                 """Sixteen logits; beyond the end, nothing."""
                 lane = f.const_vector(range(16), I32)
                 inside = lane < (end - at).trunc(I32)
-                return inside.select(logits.at(at, 4).load(F32 * 16), never)
+                # What lies wholly beyond the end is not read: only a last vector of sixteen has room for
+                # certain.
+                return inside.select(logits.at((at < end).select(at, first), 4).load(F32 * 16), never)
 
             with f.loop(first, end, SUMMARY_BLOCK) as at:
                 four = []
