@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from chabok.engine.request import SamplingParams
 from chabok.engine.sampler import Sampler, Uniforms, pick
+from chabok.errors import CheckpointError
 from chabok.models.batch import Logits
 
 Array = NDArray[np.float64]
@@ -233,3 +234,49 @@ def test_no_top_tokens_are_reported_when_none_are_asked_for() -> None:
     choice = Sampler(SamplingParams(logprobs=0), [], 2).choose(Logits(np.zeros((1, 2), np.float32)), 0)
     assert choice.logprob == pytest.approx(-np.log(2))
     assert choice.top == ()
+
+
+WAYS = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.7},
+    {"temperature": 1.0, "top_k": 5},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 1.0, "typical_p": 0.5},
+    {"logprobs": 3},
+    {"temperature": 1.0, "repetition_penalty": 1.3},
+]
+
+
+@pytest.mark.parametrize("params", WAYS, ids=str)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_no_numbers_are_an_error_and_not_a_token(
+    value: float, params: dict[str, float]
+) -> None:
+    row = np.full((1, 200), value, np.float32)
+    sampler = Sampler(SamplingParams(seed=1, **params), [1, 2], 200)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="not numbers"):
+        sampler.choose(Logits(row), 0)
+
+
+@pytest.mark.parametrize("params", WAYS, ids=str)
+@pytest.mark.parametrize("n", [1, 64, 150])
+def test_a_token_whose_score_is_no_number_is_never_chosen(n: int, params: dict[str, float]) -> None:
+    row = np.linspace(0, 1, 200, dtype=np.float32)[None].copy()
+    row[0, 7 : 7 + n] = np.nan
+    for seed in range(20):
+        sampler = Sampler(SamplingParams(seed=seed, **params), [1, 2], 200)  # type: ignore[arg-type]
+        try:
+            token = sampler.choose(Logits(row.copy()), 0).token
+        except CheckpointError:
+            continue
+        assert not np.isnan(row[0, token])
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-45, 1e-30])
+def test_the_smallest_temperatures_pick_the_best_token(temperature: float) -> None:
+    row = rows("usual")
+    for seed in range(20):
+        sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), [], len(row))
+        assert sampler.choose(Logits(row[None].copy()), 0).token == row.argmax()

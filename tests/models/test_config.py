@@ -73,6 +73,9 @@ HOSTILE: list[tuple[str, str, Any]] = [
     ("llama", "*.rope.scaling.type", "longrope"),
     ("llama", "*.rope.scaling.type", 3),
     ("llama", "*.rope.scaling.factor", -2.0),
+    ("llama", "*.rope.scaling.factor", 1e-30),
+    ("llama", "*.rope.scaling.factor", 1e30),
+    ("llama", "*.attention.scale", 3e38),
     ("qwen2-yarn", "*.rope.scaling.original_context_length", 0),
     ("llama", "*.expert_count", 8),
     ("qwen2", "*.expert_count", 8),
@@ -85,6 +88,7 @@ HOSTILE: list[tuple[str, str, Any]] = [
     ("qwen3moe", "*.expert_feed_forward_length", 31),
     ("gemma3", "*.attention.sliding_window_pattern", 0),
     ("gemma3", "*.attention.sliding_window", "wide"),
+    ("gemma3", "*.attention.sliding_window", 2**32 - 1),
     ("gemma3", "*.rope.freq_base_swa", -1.0),
     ("gemma3", "*.final_logit_softcapping", NOT_A_NUMBER),
 ]

@@ -20,7 +20,7 @@ from chabok.engine.handle import Handle
 from chabok.engine.interrupts import interrupts_after
 from chabok.engine.kv import PagePool, pages_for, root_key
 from chabok.engine.request import Completion, FinishReason, Request, Token
-from chabok.engine.sampler import Choice, Sampler
+from chabok.engine.sampler import Sampler
 from chabok.engine.scheduler import Scheduler
 from chabok.engine.sequence import Sequence
 from chabok.engine.stops import Detokenizer, Text
@@ -312,8 +312,7 @@ class Engine:
                 self._finish(sequence, "length")
                 return now
         row += segment.outputs - 1
-        sampler = sequence.sampler
-        choice = Choice(logits.argmax(row)) if sampler.greedy else sampler.choose(logits, row)
+        choice = sequence.sampler.choose(logits, row)
         token = choice.token
         chosen = perf_counter()
         tokens.append(token)

@@ -159,8 +159,10 @@ def _check_memory(gguf: GGUF, options: Options) -> None:
 
 def _token_bytes(gguf: GGUF) -> int:
     """Bytes of keys and values of one token, 16 bits each, in all layers."""
+    from chabok.models.config import MAX_LAYERS
+
     arch = gguf.architecture
-    n_layers = gguf.get(f"{arch}.block_count", int, at_least=1)
+    n_layers = gguf.get(f"{arch}.block_count", int, at_least=1, at_most=MAX_LAYERS)
     heads = gguf.per_layer(f"{arch}.attention.head_count", n_layers, 1, at_least=1)
     size = gguf.get(f"{arch}.embedding_length", int, at_least=1) // heads[0]
     kv_heads = gguf.per_layer(f"{arch}.attention.head_count_kv", n_layers, heads[0])

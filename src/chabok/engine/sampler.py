@@ -20,7 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chabok.engine.request import SamplingParams
+from chabok.errors import CheckpointError
 from chabok.models.batch import Logits
+
+NO_NUMBERS = (
+    "the model's scores are not numbers (NaN or infinite): its file is damaged, "
+    "or its weights are beyond what 32-bit floats hold"
+)
 
 HEAD = 64
 """Candidates looked at first."""
@@ -80,7 +86,27 @@ class Sampler:
         """Whether a row's best token is all there is to it."""
 
     def choose(self, logits: Logits, row: int) -> Choice:
-        """The next token from a row of logits; its values may be edited in place."""
+        """The next token from a row of logits; its values may be edited in place.
+
+        Raises CheckpointError if they are not numbers.
+        """
+        best = logits.argmax(row)
+        if not math.isfinite(logits.values[row, best]):
+            raise CheckpointError(NO_NUMBERS)
+        if self.greedy:
+            return Choice(best)
+        try:
+            choice = self._choose(logits, row)
+        except (ValueError, IndexError):
+            # Nothing compares with NaN: single ones among the logits leave too few candidates.
+            if np.isnan(logits.values[row]).any():
+                raise CheckpointError(NO_NUMBERS) from None
+            raise
+        if math.isnan(choice.logprob or 0.0):
+            raise CheckpointError(NO_NUMBERS)
+        return choice
+
+    def _choose(self, logits: Logits, row: int) -> Choice:
         params = self.params
         raw: NDArray[np.float32] | None = None
         top: tuple[tuple[int, float], ...] = ()
@@ -105,11 +131,12 @@ class Sampler:
 
 def pick(logits: Logits, row: int, params: SamplingParams, uniform: float) -> int:
     """The token that ``uniform`` in [0, 1) falls on, temperature above 0."""
+    temperature = max(params.temperature, 1e-30)  # its inverse is a number in 32 bits
     if params.top_k > 0 or params.typical_p < 1 or params.top_p < 1 or params.min_p > 0:
         ids, values = candidates(logits, row, params)
-        weights = np.exp((values.astype(np.float64) - float(values.max())) / params.temperature)
+        weights = np.exp((values.astype(np.float64) - float(values.max())) / temperature)
         return int(ids[_find(weights, uniform)])
-    return _pick_uncut(logits, row, params.temperature, uniform)
+    return _pick_uncut(logits, row, temperature, uniform)
 
 
 def _find(weights: NDArray[np.float64], uniform: float) -> int:
@@ -130,7 +157,7 @@ def _pick_uncut(logits: Logits, row: int, temperature: float, uniform: float) ->
     else:
         rest = _powers(values, peak, temperature)
         total = float(rest.sum(dtype=np.float64))
-    target = uniform * total
+    target = uniform * _number(total)
     in_head = float(weights.sum())
     if target < in_head or len(ids) == len(values):
         return int(ids[_find(weights, min(target / in_head, 1 - 2.0**-53))])
@@ -150,6 +177,13 @@ def _powers(values: NDArray[np.float32], peak: float, temperature: float) -> NDA
     return np.exp(weights, out=weights)
 
 
+def _number(total: float) -> float:
+    """The sum over a row, which a single NaN in it spoils."""
+    if math.isnan(total):
+        raise ValueError("a logit is not a number")
+    return total
+
+
 def candidates(
     logits: Logits, row: int, params: SamplingParams
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -162,7 +196,7 @@ def candidates(
         # Typicality needs the entropy of the whole row.
         ids, values = _sorted_row(logits.values[row])
         return _cut(ids, values, _normalised(values), params)
-    total = logits.log_sum_exp(row)
+    total = _number(logits.log_sum_exp(row))
     ids, values = logits.top(row, HEAD)
     size = HEAD
     while True:

@@ -10,6 +10,12 @@ from chabok.errors import CheckpointError
 
 MAX_EXPERTS_USED = 32
 
+MAX_LAYERS = 1024
+"""Far above any model there is."""
+
+_MAX_NUMBER = 1e30
+"""Kernels take these numbers in 32 bits."""
+
 MAX_CONTEXT = 1 << 20
 """Tokens; of models made for more, this many can be used."""
 
@@ -92,10 +98,10 @@ def read(gguf: GGUF) -> Config:
 
     def number(key: str, default: float | None = None) -> float:
         if default is None:
-            return gguf.get(f"{arch}.{key}", float, at_least=0.0)
-        return gguf.get(f"{arch}.{key}", float, default, at_least=0.0)
+            return gguf.get(f"{arch}.{key}", float, at_least=0.0, at_most=_MAX_NUMBER)
+        return gguf.get(f"{arch}.{key}", float, default, at_least=0.0, at_most=_MAX_NUMBER)
 
-    dim, n_layers = integer("embedding_length"), integer("block_count", at_most=1024)
+    dim, n_layers = integer("embedding_length"), integer("block_count", at_most=MAX_LAYERS)
     n_heads = _one_value(gguf, f"{arch}.attention.head_count", n_layers)
     n_kv_heads = _one_value(gguf, f"{arch}.attention.head_count_kv", n_layers, n_heads, at_least=1)
     head_dim = integer("attention.key_length", 0) or dim // n_heads
@@ -151,6 +157,8 @@ def _vocabulary(gguf: GGUF) -> int:
 def _rope(gguf: GGUF, head_dim: int) -> Rope:
     arch = gguf.architecture
     factor = gguf.get(f"{arch}.rope.scaling.factor", float, 0.0, at_least=0.0)
+    if factor and not 1e-3 <= factor <= 1e6:
+        raise gguf.error(f"{arch}.rope.scaling.factor", f"is {factor}; it must be 0.001 to 1000000")
     scaling = gguf.get(f"{arch}.rope.scaling.type", str, "linear" if factor else "none")
     if scaling not in ("none", "linear", "yarn"):
         raise gguf.error(f"{arch}.rope.scaling.type", f"is '{scaling}'; supported are none, linear and yarn")

@@ -13,6 +13,9 @@ from chabok.models.layers import Graph
 
 ARCHITECTURES = ("gemma3",)
 
+_FAR = 1 << 30
+"""More tokens, and layers, than there can be."""
+
 
 def read(gguf: GGUF) -> Config:
     """Scaled embeddings, GELU, the window, and a rotation of its own for local layers, never scaled."""
@@ -27,8 +30,8 @@ def read(gguf: GGUF) -> Config:
         activation="gelu",
         embedding_scale=math.sqrt(c.dim),
         attention_scale=scale,
-        window=gguf.get("gemma3.attention.sliding_window", int, 0, at_least=0),
-        window_period=gguf.get("gemma3.attention.sliding_window_pattern", int, 6, at_least=1),
+        window=gguf.get("gemma3.attention.sliding_window", int, 0, at_least=0, at_most=_FAR),
+        window_period=gguf.get("gemma3.attention.sliding_window_pattern", int, 6, at_least=1, at_most=_FAR),
         local_rope=replace(c.rope, base=local_base, scaling="none", factor=1.0),
     )
 
