@@ -182,6 +182,10 @@ def cpu_quota() -> float | None:
         return None
 
 
+class ThreadsError(RuntimeError):
+    """The operating system does not give as many threads as are wanted."""
+
+
 class _Crew:
     """What the threads of a pool share. Workers hold it, and with it the code they run, but never the pool: a
     forgotten pool can be collected, and then stops them."""
@@ -206,8 +210,15 @@ class _Crew:
             threading.Thread(target=self.work, args=(n,), name=f"chabok-worker-{n}", daemon=True)
             for n in range(1, threads)
         ]
-        for worker in self.workers:
-            worker.start()
+        for n, worker in enumerate(self.workers):
+            try:
+                worker.start()
+            except RuntimeError:
+                # Those that are there would wait at the first barrier for ever.
+                self.stop()
+                raise ThreadsError(
+                    f"this system lets the process have {n} more threads, but {threads - 1} are wanted"
+                ) from None
 
     def work(self, thread: int) -> None:
         """A worker's life."""

@@ -8,11 +8,17 @@ from chabok.errors import CheckpointError, ResourceError
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
     from chabok.checkpoints.gguf import GGUF
     from chabok.checkpoints.packed import PackedStore
     from chabok.checkpoints.progress import Progress
     from chabok.models.transformer import Transformer
+
+
+def check_supported(gguf: GGUF) -> None:
+    """Raise CheckpointError, naming what is supported, if the file's architecture is not."""
+    _family(gguf)
 
 
 def load(
@@ -33,17 +39,10 @@ def load(
     from chabok.checkpoints.paths import kernels_dir
     from chabok.compute.isa import UnsupportedCPUError, choose
     from chabok.compute.library import Library
-    from chabok.models import gemma, llama, qwen
     from chabok.models.transformer import Transformer
     from chabok.models.weights import Weights
 
-    families = {arch: family for family in (llama, qwen, gemma) for arch in family.ARCHITECTURES}
-    family = families.get(gguf.architecture)
-    if family is None:
-        raise CheckpointError(
-            f"{gguf.path}: architecture '{gguf.architecture}' is not supported; "
-            f"supported are {', '.join(sorted(families))}"
-        )
+    family = _family(gguf)
     config = family.read(gguf)
     weights = Weights(gguf, config)
     try:
@@ -61,3 +60,18 @@ def load(
         threads=threads,
         max_rows=max_rows,
     )
+
+
+def _family(gguf: GGUF) -> ModuleType:
+    from chabok.models import gemma, llama, qwen
+
+    families: dict[str, ModuleType] = {
+        arch: family for family in (llama, qwen, gemma) for arch in family.ARCHITECTURES
+    }
+    family = families.get(gguf.architecture)
+    if family is None:
+        raise CheckpointError(
+            f"{gguf.path}: architecture '{gguf.architecture}' is not supported; "
+            f"supported are {', '.join(sorted(families))}"
+        )
+    return family

@@ -116,7 +116,7 @@ def read(gguf: GGUF) -> Config:
         n_ctx=min(integer("context_length", at_most=1 << 30), MAX_CONTEXT),
         n_layers=n_layers,
         dim=dim,
-        ff=_one_value(gguf, f"{arch}.feed_forward_length", n_layers, 0),
+        ff=_dense_ff(gguf, n_layers),
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
@@ -145,6 +145,13 @@ def _one_value(gguf: GGUF, key: str, n_layers: int, default: int | None = None, 
             key, "differs from layer to layer, which this architecture's program does not support"
         )
     return values[0]
+
+
+def _dense_ff(gguf: GGUF, n_layers: int) -> int:
+    """The width of feed-forward blocks without experts, 0 where every layer has experts."""
+    ff = _one_value(gguf, f"{gguf.architecture}.feed_forward_length", n_layers, 0)
+    dense = any(f"blk.{layer}.ffn_gate_inp.weight" not in gguf.tensors for layer in range(n_layers))
+    return ff if dense else 0
 
 
 def _vocabulary(gguf: GGUF) -> int:

@@ -43,12 +43,18 @@ class Input:
     private: bool
     n_private: int = FEW_ROWS
     """Rows in a thread's own copy."""
+    terms: int = 1
+    """Lines that make up a row, where its rounding matters most."""
 
     def operands(self, matrix: Matrix) -> tuple[NDArray[np.generic], int, int]:
         """Address, bytes of a row, bytes of a thread's copy (0 where all share one)."""
         source: NDArray[np.generic] = self.lines if matrix.format.quantized else self.floats
         stride = source.strides[0]
-        return source, stride, stride * self.n_private if self.private else 0
+        return source, stride, stride * self.n_private * self.terms_of(matrix) if self.private else 0
+
+    def terms_of(self, matrix: Matrix) -> int:
+        """Lines in a row of what a matrix reads: floats need no second one."""
+        return self.terms if matrix.format.quantized else 1
 
 
 class Graph:
@@ -100,10 +106,12 @@ class Graph:
         need."""
         forms = sorted({m.format.quantized for m in readers})
         for to_bytes in forms:
-            target, stride, private = to.operands(next(m for m in readers if m.format.quantized == to_bytes))
+            reader = next(m for m in readers if m.format.quantized == to_bytes)
+            target, stride, private = to.operands(reader)
+            terms = to.terms_of(reader)
             # A thread's own stream can only be read by that thread: in shared mode every copy is the same.
             self.program.step(
-                Quantize(norm is not None, to_bytes, private=to.private),
+                Quantize(norm is not None, to_bytes, private=to.private, terms=terms),
                 barrier=not to.private and to_bytes == forms[-1],
                 rows=to.rows,
                 x=x,
@@ -113,8 +121,9 @@ class Graph:
                 norm=self.weights.vectors[norm] if norm else NONE,
                 eps=float(self.c.eps),
                 out=target,
-                out_stride=stride,
+                out_stride=stride * terms,
                 out_private=private,
+                line_stride=stride,
             )
         return to
 
@@ -145,7 +154,7 @@ class Graph:
                 "expert_bytes": matrix.expert_bytes,
             }
         self.program.step(
-            MatMul(matrix.format.name, epilogue, bias is not None, experts),
+            MatMul(matrix.format.name, epilogue, bias is not None, experts, source.terms_of(matrix)),
             barrier=barrier,
             rows=source.rows,
             x=x,
@@ -387,7 +396,8 @@ class Graph:
             out=w.out_x,
             out_stride=w.out_x.strides[0],
         )
-        to = Input(w.n_out, w.lines, w.floats, c.dim, self.few)
+        # Few rows get here, and what is lost here is lost for good: their activations are kept to fifteen bits.
+        to = Input(w.n_out, w.out_lines, w.floats, c.dim, self.few, terms=2)
         source = self.prepare(w.out_x, c.dim, "output_norm", [matrix], to=to)
         self.product(matrix, source, w.logits)
         self.program.step(

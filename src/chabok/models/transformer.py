@@ -15,6 +15,7 @@ from chabok.compute.kernels.attention import ITEM_BYTES, ROW_BLOCK, SPAN_PAGES, 
 from chabok.compute.library import Library
 from chabok.compute.pool import usable_cores
 from chabok.compute.program import Program
+from chabok.errors import ResourceError
 from chabok.models.batch import PAGE_TOKENS, Batch, Logits, Segment
 from chabok.models.config import Config
 from chabok.models.layers import Graph
@@ -85,9 +86,13 @@ class Transformer:
     def forward(self, batch: Batch) -> Logits:
         """Run one step over rows of any sequences.
 
-        Raises ValueError if there are more than max_rows rows or a segment has too few pages.
+        Raises ValueError if there are more than max_rows rows or a segment has too few pages, ResourceError
+        if the system gives no threads.
         """
-        self.pool.run(self.program_for(batch))
+        try:
+            self.pool.run(self.program_for(batch))
+        except pool.ThreadsError as error:
+            raise ResourceError(f"{error}; ask for fewer, or raise the limit (ulimit -u)") from None
         w, n = self.work, self._n_out
         return Logits(w.logits[:n, : self.vocab_size], w.maxima[:n], w.sums[:n], w.best[:n])
 

@@ -89,6 +89,7 @@ class Workspace:
             self.routes = Routes(c, copies, threads)
         # The head.
         self.out_x = _floats(max_rows, c.dim)
+        self.out_lines = _lines(2 * copies, c.dim)
         self.logits = _floats(max_rows, round_up(c.vocab, SUMMARY_BLOCK))
         self.best = _integers(max_rows)
         self.maxima = _floats(max_rows, -(-c.vocab // SUMMARY_BLOCK))
@@ -97,7 +98,7 @@ class Workspace:
         )
         group = c.n_heads // c.n_kv_heads
         need = max(
-            matmul.scratch_bytes(max_rows * used),
+            matmul.scratch_bytes(max_rows * max(used, 2)),
             attention.Attention(c.head_dim, group).scratch_bytes,
             4 * attention.partial_floats(c.head_dim),
         )

@@ -69,6 +69,7 @@ def scratch_bytes(max_rows: int) -> int:
 class MatMul:
     """The product kernel of one weight format and one epilogue; with ``bias``, a float32[n] is added.
 
+    terms: lines that make up a row of activations, one after the other; their products are added (see ``Quantize``).
     experts: weights are one matrix per expert, and each active expert (see ``experts.Sort``) takes its own
     rows.
     """
@@ -77,6 +78,7 @@ class MatMul:
     epilogue: str = "store"
     bias: bool = False
     experts: bool = False
+    terms: int = 1
 
     def __post_init__(self) -> None:
         if self.epilogue not in EPILOGUES or (self.bias and self.epilogue in ("silu", "gelu")):
@@ -90,7 +92,9 @@ class MatMul:
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return flagged(f"matmul_{self.format}_{self.epilogue}", bias=self.bias, experts=self.experts)
+        return flagged(
+            f"matmul_{self.format}_{self.epilogue}", bias=self.bias, experts=self.experts, two=self.terms == 2
+        )
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -133,6 +137,17 @@ class _Product:
                 total = out.load(total.type, i * width) + total
             out.store(total, i * width)
 
+    def finish_rows(
+        self, f: Function, sums: list[list[Value]], out: Value, out_stride: Value, bias: Value
+    ) -> None:
+        """Store the sums of all rows of a tile; ``sums`` has an entry for each line, in order."""
+        terms = self.spec.terms
+        for r in range(len(sums) // terms):
+            total = sums[r * terms]
+            for more in sums[r * terms + 1 : (r + 1) * terms]:
+                total = [a + b for a, b in zip(total, more)]
+            self.finish(f, total, out.at(f.const(r, I64) * out_stride) if r else out, bias)
+
     @property
     def out_bytes(self) -> int:
         """Bytes of a pair's outputs in a row."""
@@ -150,7 +165,7 @@ class _Product:
             total = ops.ptr("n_active").at(copy).load(I64) * pairs
             share, size = f.const(0, I64), ops.int("chunk")
         else:
-            rows, total = ops.ptr("rows").load(I64), pairs
+            rows, total = ops.ptr("rows").load(I64) * self.spec.terms, pairs
             few, one, none = rows <= FEW_ROWS, f.const(1, I64), f.const(0, I64)
             share, size = few.select(ops.int("share"), none), few.select(ops.int("chunk"), one)
         with chunks(f, ops.ptr("counter"), total, size, share) as (start, stop), f.loop(start, stop) as i:
@@ -180,6 +195,7 @@ class _Quantized(_Product):
         # one.
         wide = 5 if self.format.minimum else 6
         self.tile_rows = wide if self.parts == 1 else 3 if spec.format in ("Q4_1", "Q5_1") else 4
+        self.tile_rows -= self.tile_rows % spec.terms
 
     # -- unpacking ------------------------------------------------------------------------------------------
 
@@ -284,8 +300,7 @@ class _Quantized(_Product):
                             acc[r][p].set(self.accumulate(f, acc[r][p].get(), weights, first, second, line))
             for r in range(rows):
                 sums[r] += [a.get() for a in acc[r]]
-        for r in range(rows):
-            self.finish(f, sums[r], out.at(f.const(r, I64) * out_stride) if r else out, bias)
+        self.finish_rows(f, sums, out, out_stride, bias)
         return f
 
     # -- many rows: a panel ----------------------------------------------------------------------------------
@@ -340,7 +355,7 @@ class _Quantized(_Product):
         zero = f.const(0.0, F32 * n)
         with f.when(is_last):
             # Results are often far from any cache: own their lines by the time they are ready.
-            for r in range(rows):
+            for r in range(rows // self.spec.terms):
                 for at in range(0, self.out_bytes, 64):
                     out.at(f.const(r, I64) * out_stride).prefetch(at, write=True)
         sums: list[list[list[Value]]] = []
@@ -367,9 +382,8 @@ class _Quantized(_Product):
                         )
             sums.append([[a.get() for a in row] for row in acc])
         with f.either(is_last) as otherwise:
-            for r in range(rows):
-                flat = [sums[p][r][s] for s in range(2) for p in range(self.parts)]
-                self.finish(f, flat, out.at(f.const(r, I64) * out_stride) if r else out, bias)
+            flat = [[sums[p][r][s] for s in range(2) for p in range(self.parts)] for r in range(rows)]
+            self.finish_rows(f, flat, out, out_stride, bias)
             otherwise()
             for r in range(rows):
                 for s in range(2):
@@ -380,7 +394,8 @@ class _Quantized(_Product):
     def panels(self) -> Function:
         """A function that computes one pair of strips for all rows by way of panels."""
         unpack = self.unpack_panel()
-        tiles = {r: self.tile(r) for r in range(1, self.tile_rows + 1)}
+        terms = self.spec.terms
+        tiles = {r: self.tile(r) for r in range(terms, self.tile_rows + 1, terms)}
         args = [
             ("w", PTR),
             ("strip_bytes", I64),
@@ -412,14 +427,14 @@ class _Quantized(_Product):
             def run(n: int, r: Value) -> None:
                 f.invoke(
                     tiles[n], scratch, count * per_unit, lines.at(r * x_stride), x_stride, partial.at(r, 128),
-                    is_first, is_last, out.at(r * out_stride), out_stride, bias,
+                    is_first, is_last, out.at(r // terms * out_stride), out_stride, bias,
                 )  # fmt: skip
 
             whole = rows // self.tile_rows * self.tile_rows
             with f.loop(0, whole, self.tile_rows) as r:
                 run(self.tile_rows, r)
             left = rows - whole
-            for n in range(1, self.tile_rows):
+            for n in range(terms, self.tile_rows, terms):
                 with f.when(left.eq(n)):
                     run(n, whole)
         return f
@@ -428,7 +443,9 @@ class _Quantized(_Product):
 
     def emit(self) -> None:
         """Write the kernel."""
-        directs = {r: self.direct(r) for r in (1, 2, 4)}
+        terms = self.spec.terms
+        sizes = [n for n in (4, 2, 1) if n % terms == 0]
+        directs = {n: self.direct(n) for n in sizes}
         panels = self.panels()
 
         def pair(f: Function, ops: Operands, c: Chunk) -> None:
@@ -436,9 +453,9 @@ class _Quantized(_Product):
             x_stride, out_stride = ops.int("x_stride"), ops.int("out_stride")
             scratch = ops.ptr("scratch").at(f.args[1] * ops.int("scratch_stride"))
             with f.either(c.rows <= FEW_ROWS) as otherwise:
-                in_tiles(f, c.rows, (4, 2, 1), lambda n, at: f.invoke(
+                in_tiles(f, c.rows, sizes, lambda n, at: f.invoke(
                     directs[n], c.w, strip_bytes, units, c.x.at(at * x_stride), x_stride,
-                    c.out.at(at * out_stride), out_stride, c.bias))  # fmt: skip
+                    c.out.at(at // terms * out_stride), out_stride, c.bias))  # fmt: skip
                 otherwise()
                 # Pairs are taken one at a time: the next of this thread is about as many on as there are
                 # threads.
@@ -490,10 +507,7 @@ class _Floats(_Product):
                 value = row_x[r].at(i, 4).load(F32)
                 for s in range(2):
                     acc[r][s].set(f.fma(weights[s], value, acc[r][s].get()))
-        for r in range(rows):
-            self.finish(
-                f, [a.get() for a in acc[r]], out.at(f.const(r, I64) * out_stride) if r else out, bias
-            )
+        self.finish_rows(f, [[a.get() for a in row] for row in acc], out, out_stride, bias)
         return f
 
     def emit(self) -> None:

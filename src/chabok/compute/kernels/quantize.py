@@ -20,6 +20,7 @@ FIELDS = (
     "out",
     "out_stride",
     "out_private",
+    "line_stride",
     "counter",
 )
 
@@ -36,17 +37,18 @@ def root_mean_square(f: Function, x: Value, k: Value, eps: Value) -> Value:
     return f.const(1.0, F32) / f.sqrt(total / k.to_float() + eps)
 
 
-def quantize_group(f: Function, a: Value, b: Value, line: Value) -> None:
+def quantize_group(f: Function, a: Value, b: Value, line: Value) -> tuple[Value, Value]:
     """Write 32 floats (two vectors of 16) as a line: bytes, scale and the sums that zero points and minimums
-    need."""
+    need. Returns what rounding lost."""
     peak = f.reduce_max(f.maximum(f.abs(a), f.abs(b)))
     scale = peak * (1.0 / 127.0)
     inverse = (peak > 1e-30).select(f.const(127.0, F32) / peak, 0.0)
-    sums = []
+    sums, lost = [], []
     for half, v in enumerate((a, b)):
         q = f.round_even(v * inverse).to_int(I32)
         line.store(q.trunc(I8), 16 * half)
         sums.append(f.reduce_add(q))
+        lost.append(f.fma(q.to_float(), -scale.splat(16), v))
     total = sums[0] + sums[1]
     line.store(scale, matmul.X_SCALE)
     line.store(scale * total.to_float(), matmul.X_MIN)
@@ -54,6 +56,7 @@ def quantize_group(f: Function, a: Value, b: Value, line: Value) -> None:
         line.store(total * -zero, field)
     line.store(sums[0] * -32, matmul.X_LOW32)
     line.store(sums[1] * -32, matmul.X_HIGH32)
+    return lost[0], lost[1]
 
 
 @dataclass(frozen=True)
@@ -61,19 +64,23 @@ class Quantize:
     """x float32[rows, k] -> lines of 8-bit activations, or floats if not ``to_bytes``.
 
     norm: multiply by norm[k] / rms(x) first. private: every thread does all rows, each into its own copy
-    (cheaper than a barrier for few rows); otherwise rows are shared out.
+    (cheaper than a barrier for few rows); otherwise rows are shared out. terms: 2 writes a second line, ``line_stride``
+    bytes on, of what rounding the first one lost: fifteen bits in all.
     """
 
     norm: bool
     to_bytes: bool = True
     private: bool = False
+    terms: int = 1
 
     fields = FIELDS
 
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return flagged("quantize", norm=self.norm, float=not self.to_bytes, private=self.private)
+        return flagged(
+            "quantize", norm=self.norm, float=not self.to_bytes, private=self.private, two=self.terms == 2
+        )
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -93,7 +100,10 @@ class Quantize:
                         v = v * factor * norm.at(i, 4).load(F32 * 16, 64 * half)
                     vectors.append(v)
                 if self.to_bytes:
-                    quantize_group(f, vectors[0], vectors[1], to.at(i, 2))
+                    line = to.at(i, 2)
+                    lost = quantize_group(f, vectors[0], vectors[1], line)
+                    if self.terms == 2:
+                        quantize_group(f, *lost, line.at(ops.int("line_stride")))
                 else:
                     for half in range(2):
                         to.at(i, 4).store(vectors[half], 64 * half)
