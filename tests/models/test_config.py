@@ -125,6 +125,10 @@ def test_fields_that_contradict_each_other_are_refused(what: str, tmp_path: Path
         models.load(variant(tmp_path, name, fields), threads=1)
 
 
+def test_a_width_that_no_layer_has_takes_no_memory(tmp_path: Path) -> None:
+    assert read(variant(tmp_path, "qwen3moe", {"*.feed_forward_length": 1 << 31})).ff == 0
+
+
 def test_one_number_may_be_written_for_each_layer(tmp_path: Path) -> None:
     n = metadata("llama")["llama.block_count"]
     heads = metadata("llama")["llama.attention.head_count"]

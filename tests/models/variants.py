@@ -16,7 +16,7 @@ from chabok.checkpoints.gguf import GGUF
 
 
 @cache
-def _contents(name: str) -> tuple[dict[str, Any], dict[str, Encoded]]:
+def contents(name: str) -> tuple[dict[str, Any], dict[str, Encoded]]:
     reader = GGUFReader(fixture_path(name))
     metadata = {}
     for key, item in reader.fields.items():
@@ -28,7 +28,7 @@ def _contents(name: str) -> tuple[dict[str, Any], dict[str, Encoded]]:
 
 
 def metadata(name: str) -> dict[str, Any]:
-    return dict(_contents(name)[0])
+    return dict(contents(name)[0])
 
 
 def variant(
@@ -41,7 +41,7 @@ def variant(
 ) -> GGUF:
     """A fixture with other metadata (None takes a field away; ``*.`` stands for the architecture), less some
     tensors, with others put in."""
-    meta, old = _contents(name)
+    meta, old = contents(name)
     meta = dict(meta)
     for key, value in (fields or {}).items():
         key = key.replace("*.", f"{meta['general.architecture']}.")

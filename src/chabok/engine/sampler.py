@@ -96,7 +96,8 @@ class Sampler:
         if self.greedy:
             return Choice(best)
         try:
-            choice = self._choose(logits, row)
+            with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at below
+                choice = self._choose(logits, row)
         except (ValueError, IndexError):
             # Nothing compares with NaN: single ones among the logits leave too few candidates.
             if np.isnan(logits.values[row]).any():
