@@ -181,3 +181,18 @@ def test_no_folder_of_other_programs_is_no_error() -> None:
 )
 def test_quantization_is_read_from_names(name: str, expected: str | None) -> None:
     assert quantization(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", "name of the model is empty"),
+        ("  ", "name of the model is empty"),
+        ("/dev/null", "not a file"),
+        ("/no/such.gguf", "no such file"),
+        ("~nobody-of-this-name/model.gguf", "no such user"),
+    ],
+)
+def test_what_cannot_be_a_model_is_said_to_be_none(name: str, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        sources.resolve(name)

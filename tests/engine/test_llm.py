@@ -114,6 +114,8 @@ def test_timings_tell_the_stages(llm: LLM) -> None:
 def test_options_are_checked_by_name() -> None:
     with pytest.raises(RequestError, match="threads must be an integer of at least 1, not 0"):
         Options(threads=0)
+    with pytest.raises(RequestError, match="threads must be at most 1024, not 65536"):
+        Options(threads=65536)
     with pytest.raises(RequestError, match="budget_s"):
         Options(budget_s=0)
     with pytest.raises(RequestError, match="made for 2048 at most"):

@@ -132,6 +132,19 @@ def test_a_template_that_looks_into_a_message_sees_the_real_one() -> None:
     assert control(ids, tokenizer) == ["<|im_start|>", "<|im_end|>"]
 
 
+def test_a_vocabulary_of_control_letters_does_not_hide_the_messages_from_the_template() -> None:
+    tokens: list[object] = ["<unk>", *"messageroltcdnu"]
+    hostile = Tokenizer.from_gguf(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": [0.0] * len(tokens),
+            "tokenizer.ggml.token_type": [3] * len(tokens),
+        }
+    )
+    assert chat("{{ messages[0].content }}", hostile).encode([{"role": "user", "content": "some"}])
+
+
 def test_a_template_may_make_a_token_of_a_role() -> None:
     metadata = byte_level()
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], "<|user|>"]

@@ -161,7 +161,10 @@ class GGUF:
     @property
     def architecture(self) -> str:
         """The model family, e.g. "llama" or "qwen3moe"."""
-        return self.get("general.architecture", str)
+        name = self.get("general.architecture", str)
+        if not name.isprintable() or len(name) > 64:
+            raise self.error("general.architecture", f"is not a name: {name!r:.80}")
+        return name
 
     @property
     def n_values(self) -> int:

@@ -62,6 +62,8 @@ def remove(model: InstalledModel) -> None:
 def _resolve(name: str, progress: Progress | None) -> Path | None:
     """``resolve``, or without ``progress`` ``find``."""
     name = name.strip()
+    if not name:
+        raise SourceError("the name of the model is empty; `chabok list --all` shows the names Chabok knows")
     prefix, _, rest = name.partition(":")
     if prefix == "hf":
         model = HubModel.parse(name)
@@ -86,7 +88,10 @@ def _resolve(name: str, progress: Progress | None) -> Path | None:
 
 def _by_path(name: str) -> Path | None:
     """The file, or the only model in the folder, at the path ``name``; None if it is no path."""
-    path = Path(name).expanduser()
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:
+        raise SourceError(f"{name}: there is no such user, or no home folder") from None
     if path.is_file():
         return shard_paths(path)[0]
     if path.is_dir():
@@ -97,7 +102,7 @@ def _by_path(name: str) -> Path | None:
         raise SourceError(f"{path} is a folder; name one model file in it: it holds {listed}")
     separators = [os.sep, *filter(None, [os.altsep])]
     if name.lower().endswith(".gguf") or name.startswith(("~", ".", *separators)):
-        raise SourceError(f"{path}: no such file")
+        raise SourceError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
     return None
 
 

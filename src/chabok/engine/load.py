@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from chabok.engine.engine import Engine, Tokenizer
 from chabok.engine.kv import pages_for
-from chabok.errors import RequestError
+from chabok.errors import CheckpointError, RequestError, TemplateError
 from chabok.models.batch import Model
 
 if TYPE_CHECKING:
     from chabok.checkpoints.gguf import GGUF
     from chabok.checkpoints.progress import Progress
+    from chabok.text.tokenizer import Tokenizer as GGUFTokenizer
 
 DEFAULT_CONTEXT = 8192
 """Longest context taken where none is asked for: more costs memory that few use."""
+
+MAX_THREADS = 1024
+"""More than the cores of any machine; each has memory of its own."""
 
 DEFAULT_CONTEXTS = 4
 """Room in the key-value cache by default, in whole contexts; a quarter of the free memory at most."""
@@ -65,6 +70,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise RequestError(f"{name} must be an integer of at least 1, not {value!r}")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise RequestError(f"threads must be at most {MAX_THREADS}, not {self.threads}")
         if not self.budget_s > 0:
             raise RequestError(f"budget_s must be a number of seconds above 0, not {self.budget_s!r}")
 
@@ -102,12 +109,12 @@ def load(name: str, options: Options, progress: Progress | None = None) -> Loade
     from chabok.checkpoints.sources import resolve
 
     progress = progress or Silent()
-    gguf = GGUF.open(resolve(name, progress))
-    _check_memory(gguf, options)
     import chabok.models
-    from chabok.text.tokenizer import Tokenizer as GGUFTokenizer
 
-    tokenizer = GGUFTokenizer.from_gguf(gguf.metadata)
+    gguf = GGUF.open(resolve(name, progress))
+    chabok.models.check_supported(gguf)
+    _check_memory(gguf, options)
+    tokenizer = _tokenizer(gguf)
     model = chabok.models.load(
         gguf, threads=options.threads, pack=PackedStore() if options.pack else None, progress=progress
     )
@@ -115,9 +122,34 @@ def load(name: str, options: Options, progress: Progress | None = None) -> Loade
     def make_template() -> Template:
         from chabok.text.chat import ChatTemplate
 
-        return ChatTemplate.from_gguf(gguf.metadata, tokenizer)
+        with _naming(gguf):
+            return ChatTemplate.from_gguf(gguf.metadata, tokenizer)
 
     return Loaded(model, tokenizer, make_template, options)
+
+
+def _tokenizer(gguf: GGUF) -> GGUFTokenizer:
+    from chabok.text.tokenizer import Tokenizer
+
+    with _naming(gguf):
+        tokenizer = Tokenizer.from_gguf(gguf.metadata)
+    table = gguf.tensors.get("token_embd.weight")
+    # The model may choose any row of the table, and text may hold any token.
+    if table is not None and table.shape[0] != tokenizer.vocab_size:
+        raise gguf.error(
+            "tokenizer.ggml.tokens",
+            f"has {tokenizer.vocab_size} tokens, but tensor 'token_embd.weight' has {table.shape[0]} rows",
+        )
+    return tokenizer
+
+
+@contextmanager
+def _naming(gguf: GGUF) -> Iterator[None]:
+    """Put the file before what its text side is said to have wrong, which knows fields only."""
+    try:
+        yield
+    except (CheckpointError, TemplateError) as error:
+        raise type(error)(f"{gguf.path}: {error}") from None
 
 
 def context_for(n_ctx_train: int, asked: int | None) -> int:

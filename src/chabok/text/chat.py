@@ -133,7 +133,9 @@ class ChatTemplate:
         fragments = self._tokenizer.split_special(plain)
         stand_ins = self._guard.stand_ins(plain, given)
         if stand_ins:
-            guarded_text = self._render(self._guard.cover(given, stand_ins), add_generation_prompt, now)
+            # Not the names of variables: a template must find them, and nobody but the caller chose them.
+            covered = {name: self._guard.cover(value, stand_ins) for name, value in given.items()}
+            guarded_text = self._render(covered, add_generation_prompt, now)
             guarded = self._tokenizer.split_control(guarded_text)
             own = [fragment for fragment in guarded if isinstance(fragment, int)]
             if restore(guarded_text, stand_ins) == plain or own != self._control_in(plain):
