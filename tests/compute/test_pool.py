@@ -372,3 +372,24 @@ def test_usable_cores_respect_affinity_and_quota(monkeypatch: pytest.MonkeyPatch
     assert usable_cores() == 8
     monkeypatch.setattr(pool_module, "cpu_quota", lambda: 2.5)
     assert usable_cores() == 2
+
+
+def test_a_system_that_gives_too_few_threads_is_an_error_and_leaves_none_behind(
+    best: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, before = threading.Thread.start, threading.active_count()
+
+    def sparing(thread: threading.Thread) -> None:
+        if threading.active_count() >= before + 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    pool = Pool(best.library, 5)
+    program, _, _ = tally(best, 5, 10, 1)
+    monkeypatch.setattr(threading.Thread, "start", sparing)
+    with pytest.raises(pool_module.ThreadsError, match="2 more threads, but 4 are wanted"):
+        pool.run(program)
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
