@@ -104,6 +104,10 @@ def read(gguf: GGUF) -> Config:
     dim, n_layers = integer("embedding_length"), integer("block_count", at_most=MAX_LAYERS)
     n_heads = _one_value(gguf, f"{arch}.attention.head_count", n_layers)
     n_kv_heads = _one_value(gguf, f"{arch}.attention.head_count_kv", n_layers, n_heads, at_least=1)
+    n_experts = integer("expert_count", 0, at_most=4096)
+    ff = _one_value(gguf, f"{arch}.feed_forward_length", n_layers, 0)
+    # What no layer has must not take memory either.
+    dense = not n_experts or any(f"blk.{i}.ffn_gate.weight" in gguf.tensors for i in range(n_layers))
     head_dim = integer("attention.key_length", 0) or dim // n_heads
     value_dim = integer("attention.value_length", 0) or dim // n_heads
     if head_dim == 0:
@@ -116,7 +120,7 @@ def read(gguf: GGUF) -> Config:
         n_ctx=min(integer("context_length", at_most=1 << 30), MAX_CONTEXT),
         n_layers=n_layers,
         dim=dim,
-        ff=_dense_ff(gguf, n_layers),
+        ff=ff if dense else 0,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
@@ -126,11 +130,11 @@ def read(gguf: GGUF) -> Config:
         attention_scale=number("attention.scale", 0.0) or 1.0 / math.sqrt(head_dim),
         attention_cap=number("attn_logit_softcapping", 0.0),
         final_cap=number("final_logit_softcapping", 0.0),
-        n_experts=integer("expert_count", 0, at_most=4096),
+        n_experts=n_experts,
         n_experts_used=integer("expert_used_count", 0, at_most=4096),
         expert_ff=integer("expert_feed_forward_length", 0),
     )
-    _check(gguf, config, value_dim)
+    _check(gguf, config, value_dim, dense)
     return config
 
 
@@ -145,13 +149,6 @@ def _one_value(gguf: GGUF, key: str, n_layers: int, default: int | None = None, 
             key, "differs from layer to layer, which this architecture's program does not support"
         )
     return values[0]
-
-
-def _dense_ff(gguf: GGUF, n_layers: int) -> int:
-    """The width of feed-forward blocks without experts, 0 where every layer has experts."""
-    ff = _one_value(gguf, f"{gguf.architecture}.feed_forward_length", n_layers, 0)
-    dense = any(f"blk.{layer}.ffn_gate_inp.weight" not in gguf.tensors for layer in range(n_layers))
-    return ff if dense else 0
 
 
 def _vocabulary(gguf: GGUF) -> int:
@@ -182,7 +179,7 @@ def _rope(gguf: GGUF, head_dim: int) -> Rope:
     )
 
 
-def _check(gguf: GGUF, c: Config, value_dim: int) -> None:
+def _check(gguf: GGUF, c: Config, value_dim: int, dense: bool) -> None:
     arch = c.architecture
 
     def require(holds: bool, key: str, problem: str) -> None:
@@ -214,6 +211,5 @@ def _check(gguf: GGUF, c: Config, value_dim: int) -> None:
             "expert_feed_forward_length",
             f"is {c.expert_ff}; it must be a multiple of 32",
         )
-    dense = not c.n_experts or any(f"blk.{i}.ffn_gate.weight" in gguf.tensors for i in range(c.n_layers))
     if dense:
         require(c.ff > 0 and c.ff % 32 == 0, "feed_forward_length", f"is {c.ff}; it must be a multiple of 32")

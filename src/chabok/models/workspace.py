@@ -69,6 +69,7 @@ class Workspace:
         # The residual stream, and what products read and write.
         self.x = _floats(copies, c.dim)
         self.lines = _lines(copies, max(c.dim, c.q_dim))
+        self.fine_lines = _lines(2 * copies, c.dim)
         self.floats = _floats(copies, max(c.dim, c.q_dim))
         self.qkv = _floats(max_rows, c.q_dim + 2 * c.kv_dim)
         self.y = _floats(max_rows, c.dim)
@@ -89,7 +90,6 @@ class Workspace:
             self.routes = Routes(c, copies, threads)
         # The head.
         self.out_x = _floats(max_rows, c.dim)
-        self.out_lines = _lines(2 * copies, c.dim)
         self.logits = _floats(max_rows, round_up(c.vocab, SUMMARY_BLOCK))
         self.best = _integers(max_rows)
         self.maxima = _floats(max_rows, -(-c.vocab // SUMMARY_BLOCK))
