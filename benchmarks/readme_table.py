@@ -24,18 +24,18 @@ def table(rows: list[dict[str, object]]) -> str:
     """The rows as Markdown, under a line that names machine, threads and date."""
     first = rows[0]
     lines = [
-        f"Tokens per second on {first['threads']} threads of an {first['machine']}, {first['date']}, against llama.cpp built "
-        "for the same machine (llama-cpp-python 0.3.36): same file, same threads, taking turns in one run, medians.",
+        f"Tokens per second on {first['threads']} threads of an {first['machine']}, {first['date']}, against "
+        "llama.cpp built for the same machine (llama-cpp-python 0.3.36): same file, same threads, taking turns in "
+        "one run, medians.",
         "",
         "| model | phase | instructions | Chabok | llama.cpp | times | of read bandwidth |",
         "|---|---|---|---:|---:|---:|---:|",
     ]
     for row in rows:
         share = row.get("bandwidth_share")
-        lines.append(
-            f"| {NAMES[str(row['model'])]} | {PHASES[str(row['phase'])]} | {row['isa']} | {row['ours']:.0f} | "
-            f"{row['peer']:.0f} | **{row['ratio']:.1f}** | {f'{share:.0%}' if share else ''} |"
-        )
+        model, phase = NAMES[str(row["model"])], PHASES[str(row["phase"])]
+        speeds = f"{row['ours']:.0f} | {row['peer']:.0f} | **{row['ratio']:.1f}**"
+        lines.append(f"| {model} | {phase} | {row['isa']} | {speeds} | {f'{share:.0%}' if share else ''} |")
     return "\n".join(lines)
 
 
