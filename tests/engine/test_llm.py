@@ -1,5 +1,7 @@
 import asyncio
+import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from tests.engine.mock import ByteTokenizer, MockModel, PlainTemplate
 
 from chabok import LLM, AsyncLLM, SamplingParams
 from chabok.engine.load import Loaded, Options, cache_pages, context_for
-from chabok.errors import RequestError
+from chabok.errors import RequestError, SourceError
 
 SHORT = SamplingParams(max_tokens=12)
 
@@ -78,17 +80,59 @@ def test_chat_goes_through_the_template(llm: LLM) -> None:
     assert "".join(token.text for token in llm.chat(messages, SHORT, stream=True)) == plain.text
 
 
-@pytest.mark.parametrize("messages", ["hi", ["hi"], [3]])
+def test_a_stream_that_nobody_holds_ends(llm: LLM) -> None:
+    for token in llm.stream("Hello", SamplingParams(max_tokens=400)):
+        if token.id:
+            break
+    gc.collect()
+    llm.generate("Other", SHORT)
+    assert not llm.engine.scheduler.active
+
+
+def test_an_async_stream_that_nobody_holds_ends() -> None:
+    async def main() -> int:
+        async with AsyncLLM.of(mock_llm()) as llm:
+            async for _ in await llm.stream("Hello", SamplingParams(max_tokens=400)):
+                break
+            gc.collect()
+            await llm.generate("Other", SHORT)
+            return len(llm.llm.engine.scheduler.active)
+
+    assert asyncio.run(main()) == 0
+
+
+@pytest.mark.parametrize("messages", ["hi", ["hi"], [3], None, 3])
 def test_chat_refuses_what_is_no_conversation(llm: LLM, messages: list[str]) -> None:
     with pytest.raises(RequestError, match="messages must be a list such as"):
         llm.chat(messages)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("prompt", [3, None, [1.5], [[1.5]], [None]])
+@pytest.mark.parametrize("prompt", [3, None, [1.5], [[1.5]], [None], {"a": 1}, b"abc"])
 def test_generate_refuses_what_is_no_prompt(llm: LLM, prompt: object) -> None:
     with pytest.raises(RequestError, match="a prompt must be text or"):
         llm.generate(prompt)  # type: ignore[call-overload]
     assert not llm.engine.has_work or llm.generate("x", SHORT)
+
+
+def test_what_is_no_text_no_tokens_and_no_params_is_refused(llm: LLM) -> None:
+    for call in (
+        lambda: llm.tokenize(b"x"),  # type: ignore[arg-type]
+        lambda: llm.detokenize("ab"),  # type: ignore[arg-type]
+        lambda: llm.generate(["a", "b"], [SHORT, 3]),  # type: ignore[list-item]
+        lambda: llm.generate(["a", "b"], 3),  # type: ignore[call-overload]
+        lambda: SamplingParams(stop=3),  # type: ignore[arg-type]
+        lambda: SamplingParams(logit_bias=3),  # type: ignore[arg-type]
+        lambda: Options(budget_s="x"),  # type: ignore[arg-type]
+        lambda: LLM(None),  # type: ignore[arg-type]
+        lambda: LLM(b"smollm2"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(RequestError, match="must be"):
+            call()
+
+
+def test_a_model_may_be_a_path(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no such file"):
+        LLM(tmp_path / "model.gguf")
 
 
 def test_logits_come_for_every_position_also_in_chunks() -> None:

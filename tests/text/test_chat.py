@@ -132,6 +132,11 @@ def test_a_template_that_looks_into_a_message_sees_the_real_one() -> None:
     assert control(ids, tokenizer) == ["<|im_start|>", "<|im_end|>"]
 
 
+def test_a_content_that_is_no_text_is_refused() -> None:
+    with pytest.raises(TemplateError, match="content of type int"):
+        chat(CHATML).encode([{"role": "user", "content": 3}])
+
+
 def test_a_vocabulary_of_control_letters_does_not_hide_the_messages_from_the_template() -> None:
     tokens: list[object] = ["<unk>", *"messageroltcdnu"]
     hostile = Tokenizer.from_gguf(

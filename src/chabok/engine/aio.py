@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
+from weakref import WeakSet
 
 from chabok.engine.engine import Engine
 from chabok.engine.llm import LLM, Message, Prompt, each_prompt, is_prompt, per_prompt, single
@@ -21,7 +23,7 @@ class _Waker:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.streams: set[AsyncStream] = set()
+        self.streams: WeakSet[AsyncStream] = WeakSet()
         self._due = False
 
     def __call__(self) -> None:
@@ -100,6 +102,10 @@ class AsyncStream:
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):  # else it was refused
+            self.close()
+
 
 class AsyncLLM:
     """A language model for asyncio; its steps run in a thread of their own, which sleeps when idle.
@@ -109,7 +115,7 @@ class AsyncLLM:
 
     def __init__(
         self,
-        model: str = "smollm2",
+        model: str | PathLike[str] = "smollm2",
         *,
         threads: int | None = None,
         context: int | None = None,
@@ -133,7 +139,7 @@ class AsyncLLM:
         )
 
     @classmethod
-    async def open(cls, model: str = "smollm2", **options: Any) -> AsyncLLM:
+    async def open(cls, model: str | PathLike[str] = "smollm2", **options: Any) -> AsyncLLM:
         """Load a model without blocking the event loop."""
         return await asyncio.to_thread(cls, model, **options)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from operator import index
+from os import PathLike
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, cast, overload
@@ -64,6 +65,9 @@ class Stream:
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        self.close()  # nobody can read it any more
+
 
 class LLM:
     """A language model, loaded and ready.
@@ -80,7 +84,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = "smollm2",
+        model: str | PathLike[str] = "smollm2",
         *,
         threads: int | None = None,
         context: int | None = None,
@@ -125,22 +129,29 @@ class LLM:
         special: text that looks like a special token (<|im_end|>) becomes one. add_bos: begin with the token
         that begins a text; by default if the model wants it.
         """
+        if not isinstance(text, str):
+            raise RequestError(f"a text must be a string, not {type(text).__name__}")
         return self._loaded.tokenizer.encode(text, special=special, add_bos=add_bos)
 
     def detokenize(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""
-        return self._loaded.tokenizer.decode(tokens, skip_special)
+        return self._loaded.tokenizer.decode(_ids(tokens), skip_special)
 
     def tokenize_chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """Token ids of a conversation in the model's own format, up to where its answer begins."""
-        if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+        if isinstance(messages, str) or not (
+            isinstance(messages, Sequence) and all(isinstance(message, Mapping) for message in messages)
+        ):
             raise RequestError(
                 'messages must be a list such as [{"role": "user", "content": "Hello"}]; '
                 "to continue a plain text, use generate()"
             )
-        return self._loaded.template.encode(messages, tools=tools)
+        try:
+            return self._loaded.template.encode(messages, tools=tools)
+        except RecursionError:
+            raise RequestError("the messages are nested too deep") from None
 
     # Generation.
 
@@ -288,7 +299,9 @@ def is_prompt(value: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
     """Whether it is one prompt (text or token ids) rather than a list of them."""
     if isinstance(value, str):
         return True
-    if not hasattr(value, "__getitem__") or not hasattr(value, "__len__"):
+    if isinstance(value, bytes | bytearray | Mapping) or not (
+        hasattr(value, "__getitem__") and hasattr(value, "__len__")
+    ):
         raise RequestError(f"a prompt must be text or token ids, not {type(value).__name__}")
     return len(value) > 0 and hasattr(value[0], "__index__")
 
@@ -302,7 +315,12 @@ def _ids(prompt: Sequence[int]) -> list[int]:
     try:
         return [index(token) for token in prompt]
     except TypeError:
-        raise RequestError(f"a prompt must be text or a list of token ids, not {prompt!r:.80}") from None
+        raise RequestError(f"a prompt must be text or a list of token ids, not {_short(prompt)}") from None
+
+
+def _short(value: object) -> str:
+    """A value in one line."""
+    return " ".join(f"{value!r:.80}".split())
 
 
 def single(params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams | None:
@@ -318,6 +336,10 @@ def per_prompt(
     """The parameters of each of n prompts."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * n
+    if not isinstance(params, Sequence) or not all(
+        each is None or isinstance(each, SamplingParams) for each in params
+    ):
+        raise RequestError(f"params must be SamplingParams, one for all or one each, not {_short(params)}")
     if len(params) != n:
         raise RequestError(f"there are {n} prompts, but {len(params)} params; give one for all or one each")
     return params

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from chabok.engine.engine import Engine, Tokenizer
@@ -68,11 +69,13 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("threads", "context", "max_batch", "kv_memory"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if value is not None and (
+                isinstance(value, bool) or not hasattr(value, "__index__") or value < 1
+            ):
                 raise RequestError(f"{name} must be an integer of at least 1, not {value!r}")
         if self.threads is not None and self.threads > MAX_THREADS:
             raise RequestError(f"threads must be at most {MAX_THREADS}, not {self.threads}")
-        if not self.budget_s > 0:
+        if not isinstance(self.budget_s, int | float) or not self.budget_s > 0:
             raise RequestError(f"budget_s must be a number of seconds above 0, not {self.budget_s!r}")
 
 
@@ -101,7 +104,7 @@ class Loaded:
         return self._make_template()
 
 
-def load(name: str, options: Options, progress: Progress | None = None) -> Loaded:
+def load(name: str | PathLike[str], options: Options, progress: Progress | None = None) -> Loaded:
     """Find, map and prepare a model. name: a path, a short name, or a source such as hf:owner/repo."""
     from chabok.checkpoints.gguf import GGUF
     from chabok.checkpoints.packed import PackedStore
@@ -111,7 +114,13 @@ def load(name: str, options: Options, progress: Progress | None = None) -> Loade
     progress = progress or Silent()
     import chabok.models
 
-    gguf = GGUF.open(resolve(name, progress))
+    try:
+        place = fspath(name)
+    except TypeError:
+        raise RequestError(f"a model must be a name or a path, not {type(name).__name__}") from None
+    if not isinstance(place, str):
+        raise RequestError("a model must be a name or a path in text, not in bytes")
+    gguf = GGUF.open(resolve(place, progress))
     chabok.models.check_supported(gguf)
     _check_memory(gguf, options)
     tokenizer = _tokenizer(gguf)

@@ -85,9 +85,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         set_ = object.__setattr__
-        set_(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        set_(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        set_(self, "logit_bias", dict(self.logit_bias or {}))
+        try:
+            set_(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+            set_(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+            set_(self, "logit_bias", dict(self.logit_bias or {}))
+        except (TypeError, ValueError):
+            raise RequestError(
+                "stop must be strings, stop_token_ids a list of token ids, and logit_bias a mapping, not "
+                f"{self.stop!r:.40}, {self.stop_token_ids!r:.40}, {self.logit_bias!r:.40}"
+            ) from None
         for item in fields(self):
             if allowed := item.metadata.get("range"):
                 self._check_number(item.name, str(item.type), allowed)

@@ -289,7 +289,8 @@ class _Edits:
         self._said = _Counts(())
         bias = {token: value for token, value in params.logit_bias.items() if token < vocab_size}
         self._bias_ids = np.array(list(bias), np.int32)
-        self._bias = np.array(list(bias.values()), np.float32)
+        with np.errstate(over="ignore"):  # what 32 bits cannot hold is as good as infinite
+            self._bias = np.array(list(bias.values()), np.float32)
         self._end_ids = np.array([token for token in end_ids if token < vocab_size], np.int32)
 
     def note(self, token: int) -> None:

@@ -193,6 +193,10 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if content is None:
         content = None if message.get("tool_calls") else ""
+    elif not isinstance(content, str | list):
+        raise TemplateError(
+            f"message {index} has a content of type {type(content).__name__}; expected text or a list of parts"
+        )
     elif not isinstance(content, str):
         content = "".join(_part(index, part) for part in content)
     message = {**message, "content": content}
