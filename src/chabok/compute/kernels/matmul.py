@@ -288,15 +288,16 @@ class _Quantized(_Product):
             with f.loop(0, units) as u:
                 unit = strip_at.at(u, fmt.unit_bytes)
                 lines = x.at(u, LINE * per_unit)
-                for g in range(per_unit):
-                    group = unit.at(fmt.unit_head + g * fmt.group_bytes)
+                # A loop, not eight copies: with fewer values alive at once nothing is spilled.
+                with f.loop(0, per_unit) as g:
+                    group = unit.at(fmt.unit_head).at(g, fmt.group_bytes)
                     for at in range(0, fmt.group_bytes, 64):
                         group.prefetch(PREFETCH + at)
                     for p in range(self.parts):
                         weights = self.weights(f, group, p)
                         first, second = self.scales(f, unit, group, p)
                         for r in range(rows):
-                            line = lines.at(f.const(r, I64) * x_stride if r else 0).at(g * LINE)
+                            line = lines.at(f.const(r, I64) * x_stride if r else 0).at(g, LINE)
                             acc[r][p].set(self.accumulate(f, acc[r][p].get(), weights, first, second, line))
             for r in range(rows):
                 sums[r] += [a.get() for a in acc[r]]
@@ -316,8 +317,8 @@ class _Quantized(_Product):
         with f.loop(0, units) as u:
             unit = w.at(u, fmt.unit_bytes)
             to_unit = panel.at(u, per_unit * PANEL_GROUP_BYTES)
-            for g in range(per_unit):
-                group, to = unit.at(fmt.unit_head + g * fmt.group_bytes), to_unit.at(g * PANEL_GROUP_BYTES)
+            with f.loop(0, per_unit) as g:
+                group, to = unit.at(fmt.unit_head).at(g, fmt.group_bytes), to_unit.at(g, PANEL_GROUP_BYTES)
                 for line in range(0, fmt.group_bytes, 64):
                     group.at(ahead).prefetch(line, 2)
                 for p in range(self.parts):
