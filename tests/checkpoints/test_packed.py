@@ -144,9 +144,37 @@ def test_verify_finds_flipped_bits(store: PackedStore) -> None:
         byte = file.read(1)[0]
         file.seek(17)
         file.write(bytes([byte ^ 1]))
+    # As a disk flips bits: nobody wrote anything.
+    (store.root / "model" / "written").write_text(
+        str((store.root / "model" / "weights.bin").stat().st_mtime_ns)
+    )
     opened = store.open("model")
     assert opened is not None
     assert opened.verify() == ["embedding"]
+
+
+def test_weights_that_something_wrote_to_are_checked_before_they_are_used(
+    store: PackedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = store.create("model", entries(), {}).path / "weights.bin"  # type: ignore[operator]
+    with weights.open("r+b") as file:
+        file.seek(5000)
+        file.write(bytes(byte ^ 1 for byte in content("embedding")[5000:5064]))
+    assert store.open("model") is None
+    assert "array 'embedding' is not what was written); packing again" in caplog.text
+    assert whole(store.create("model", entries(), {}))
+
+
+def test_weights_that_were_only_touched_are_checked_once(
+    store: PackedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = store.create("model", entries(), {}).path / "weights.bin"  # type: ignore[operator]
+    os.utime(weights, (5, 5))
+    assert whole(store.open("model"))
+    assert "checking them" in caplog.text
+    caplog.clear()
+    assert whole(store.open("model"))
+    assert not caplog.text
 
 
 def test_the_least_recently_used_make_room(tmp_path: Path) -> None:

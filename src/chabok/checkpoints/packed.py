@@ -1,8 +1,9 @@
 """Weights in the layout of the kernels, kept on disk, mapped, and shared by processes.
 
 A packed model is a folder ``<root>/<key>/``: ``weights.bin`` holds the arrays, each at a multiple of 4096
-bytes, and ``manifest.json`` says what they are, and carries its own checksum. The folder is written under
-another name, synced, and renamed, so that it is either whole or not there. What the arrays mean is not
+bytes, and ``manifest.json`` says what they are, and carries its own checksum; ``written`` has the time of
+weights.bin, so that its checksums are compared again once it was changed. The folder is written under another
+name, synced, and renamed, so that it is either whole or not there. What the arrays mean is not
 known here.
 """
 
@@ -170,7 +171,8 @@ class PackedStore:
         try:
             manifest = (folder / "manifest.json").read_bytes()
             with (folder / "weights.bin").open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
+                state = os.fstat(file.fileno())
+                size = state.st_size
                 weights = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else None
         except FileNotFoundError:
             if folder.is_dir():  # a folder is renamed into place whole: somebody took a file out
@@ -181,6 +183,11 @@ class PackedStore:
             return None
         try:
             packed = _mapped(manifest, weights, size, folder)
+            if not _untouched(folder, state):
+                log.warning("The packed weights in %s changed after they were kept; checking them.", folder)
+                if damaged := packed.verify():
+                    raise ValueError(f"array '{damaged[0]}' is not what was written")
+                _note_time(folder, state)
         except (ValueError, KeyError, TypeError) as error:
             log.warning(
                 "The packed weights in %s are damaged or outdated (%s); packing again.", folder, error
@@ -293,6 +300,7 @@ class PackedStore:
             progress.end()
         if len(listing) != len(entries):
             raise ValueError("two packed arrays have the same name")
+        _note_time(folder, (folder / "weights.bin").stat())
         body = {"version": FORMAT_VERSION, "size": total, "arrays": listing, "meta": source}
         with (folder / "manifest.json").open("xb") as file:
             file.write(json.dumps({"checksum": _checksum(body), **body}).encode())
@@ -309,6 +317,22 @@ def _layout(entries: Sequence[PackedEntry]) -> tuple[list[int], int]:
         offsets.append(at)
         at += -(-entry.n_bytes // ALIGNMENT) * ALIGNMENT
     return offsets, at
+
+
+def _untouched(folder: Path, state: os.stat_result) -> bool:
+    """Whether weights.bin has the time it had when its content was last known to be right.
+
+    Reading all of it to compare checksums takes seconds, so that is done only if something wrote to it.
+    """
+    try:
+        return (folder / "written").read_text() == str(state.st_mtime_ns)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _note_time(folder: Path, state: os.stat_result) -> None:
+    with contextlib.suppress(OSError):  # the cache may be read-only
+        (folder / "written").write_text(str(state.st_mtime_ns))
 
 
 def _checksum(body: dict[str, Any]) -> str:
