@@ -48,6 +48,8 @@ def test_a_misspelt_command_is_answered_with_the_nearest(capsys: pytest.CaptureF
         (ChabokError("the file is damaged"), 1, "chabok: the file is damaged\n"),
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(), 141, ""),
+        (OSError(28, "No space left on device"), 1, "chabok: No space left on device\n"),
+        (PermissionError(13, "Permission denied", "/x"), 1, "chabok: /x: Permission denied\n"),
         (ValueError("odd"), 70, "CHABOK_DEBUG=1 shows where"),
     ],
 )
@@ -112,3 +114,14 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     )
     assert done.stderr == b""
     assert done.stdout.decode().splitlines()[-1].endswith("141")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_the_caller_closed_are_done_without(closed: str) -> None:
+    command = " ".join([*COMMAND, "run", "hello", closed])
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=ROOT, env=environment(), capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert bool(done.stdout) != (">&- " in f"{closed} ".replace("2>&-", ""))
+    assert b"Traceback" not in done.stderr

@@ -47,10 +47,22 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_missing_streams()
     try:
         return _guarded(lambda: _dispatch(words))
     finally:
         _flush()
+
+
+def _open_missing_streams() -> None:
+    """Stand in for what the caller closed (``>&-``): else the next file opened would be taken for it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            free = os.open(os.devnull, os.O_RDWR)
+            if free != number:
+                os.dup2(free, number)
+                os.close(free)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _dispatch(words: list[str]) -> int:
@@ -116,6 +128,11 @@ def _guarded(run: Callable[[], int]) -> int:
         if os.environ.get(DEBUG):
             raise
         return _complain("there is not enough memory for this; a smaller model or context may fit", 1)
+    except OSError as error:
+        if os.environ.get(DEBUG):
+            raise
+        where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        return _complain(f"{where}{error.strerror or error}", 1)
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
@@ -135,8 +152,8 @@ def _complain(message: str, code: int) -> int:
 
 
 def _flush() -> None:
-    """Flush standard output; if its reader has gone, do not let the interpreter complain about it at exit."""
+    """Flush standard output; if it takes no more, do not let the interpreter complain about it at exit."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -195,7 +195,7 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
         content = None if message.get("tool_calls") else ""
     elif not isinstance(content, str | list):
         raise TemplateError(
-            f"message {index} has a content of type {type(content).__name__}; expected text or a list of parts"
+            f"message {index} has a content of type {type(content).__name__}; it must be text or parts"
         )
     elif not isinstance(content, str):
         content = "".join(_part(index, part) for part in content)
