@@ -121,7 +121,7 @@ def activations(machine: Machine, x: Array, format_name: str) -> tuple[NDArray[A
     stride = k // 32 * matmul.LINE
     machine.run(
         Quantize(norm=False), rows=count(rows), x=place(x), x_stride=4 * k, x_private=0, k=k, norm=NOTHING,
-        eps=0.0, out=out, out_stride=stride, out_private=0,
+        eps=0.0, out=out, out_stride=stride, out_private=0, line_stride=0,
     )  # fmt: skip
     return out, stride
 

@@ -20,19 +20,21 @@ def quantize(
     *,
     to_bytes: bool = True,
     private: bool = False,
+    terms: int = 1,
     threads: int = 1,
 ) -> NDArray[np.uint8]:
-    """Rows as they come out, uint8[threads if private else 1, rows, bytes of a row]."""
+    """Rows as they come out, uint8[threads if private else 1, rows, terms * bytes of a line]."""
     rows, k = x.shape
-    stride = k // 32 * matmul.LINE if to_bytes else 4 * k
+    line = k // 32 * matmul.LINE if to_bytes else 4 * k
+    stride = terms * line
     copies = threads if private else 1
     out = aligned(copies * rows * stride)
     out[:] = 0xAA
     machine.run(
-        Quantize(norm is not None, to_bytes, private), threads=threads,
+        Quantize(norm is not None, to_bytes, private, terms), threads=threads,
         rows=count(rows), x=place(x), x_stride=4 * k, x_private=0, k=k,
         norm=NOTHING if norm is None else place(norm), eps=EPS, out=out, out_stride=stride,
-        out_private=rows * stride if private else 0,
+        out_private=rows * stride if private else 0, line_stride=line,
     )  # fmt: skip
     return out.reshape(copies, rows, stride).copy()
 

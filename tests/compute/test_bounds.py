@@ -67,7 +67,11 @@ run(Embed("{name}"), rows=guarded(1, np.int64, 2), tokens=guarded(2, np.int32, 3
 """
 QUANTIZE = """
 run(Quantize(True), rows=guarded(1, np.int64, 3), x=guarded((3, 96), fill=1), x_stride=384, x_private=0, k=96,
-    norm=guarded(96), eps=1e-5, out=guarded((3, 192), np.uint8), out_stride=192, out_private=0)
+    norm=guarded(96), eps=1e-5, out=guarded((3, 192), np.uint8), out_stride=192, out_private=0,
+    line_stride=0)
+run(Quantize(True, terms=2), rows=guarded(1, np.int64, 3), x=guarded((3, 96), fill=1), x_stride=384,
+    x_private=0, k=96, norm=guarded(96), eps=1e-5, out=guarded((3, 384), np.uint8), out_stride=384,
+    out_private=0, line_stride=192)
 run(Gate("silu"), rows=guarded(1, np.int64, 3), gate=guarded((3, 96)), up=guarded((3, 96)), stride=384, k=96,
     out=guarded((3, 192), np.uint8), out_stride=192, out_private=0)
 """

@@ -78,11 +78,11 @@ def chain(machine: Machine, threads: int, rows: int) -> Any:
         )
         program.step(
             Quantize(True), barrier=False, rows=n, x=x, x_stride=256, x_private=0, k=64, norm=norm, eps=1e-5,
-            out=lines, out_stride=128, out_private=0,
+            out=lines, out_stride=128, out_private=0, line_stride=0,
         )  # fmt: skip
         program.step(
             Quantize(False, to_bytes=False), rows=n, x=x, x_stride=256, x_private=0, k=64, norm=NOTHING,
-            eps=0.0, out=floats, out_stride=256, out_private=0,
+            eps=0.0, out=floats, out_stride=256, out_private=0, line_stride=0,
         )  # fmt: skip
         program.step(
             AddNorm(norm=False), rows=n, x=y, x_stride=256, x_private=0, y=floats, y_stride=256, k=64,
@@ -130,5 +130,6 @@ def test_numbers_of_numpy_are_numbers(best: Machine) -> None:
     best.run(
         Quantize(True, to_bytes=False), rows=count(1), x=x, x_stride=np.int64(128), x_private=0,
         k=np.int32(32), norm=norm, eps=np.float32(3.0), out=out, out_stride=128, out_private=0,
+        line_stride=0,
     )  # fmt: skip
     assert np.allclose(out, 0.5)

@@ -45,6 +45,15 @@ def test_sums_are_those_of_the_bytes(x: Array, machine: Machine) -> None:
     assert np.array_equal(lines.integers(matmul.X_HIGH32), -32 * lines.q[..., 16:].sum(axis=2))
 
 
+def test_a_second_line_holds_what_the_first_one_lost(x: Array, machine: Machine) -> None:
+    both = quantize(machine, x, terms=2)[0].reshape(11, 2, -1)
+    assert same_bits(both[:, 0], quantize(machine, x)[0])
+    lines = Lines(both)
+    values = (lines.q * lines.floats(matmul.X_SCALE)[..., None].astype(np.float64)).sum(axis=1)
+    groups = x.reshape(11, -1, 32).astype(np.float64)
+    assert np.all(np.abs(values - groups).max(axis=2) <= np.abs(groups).max(axis=2) / 127 / 127 / 3.9)
+
+
 def test_a_norm_is_applied_before_rounding(x: Array, machine: Machine) -> None:
     norm = np.random.default_rng(1).uniform(0.5, 2, 96).astype(np.float32)
     floats = quantize(machine, x, norm, to_bytes=False)[0].view(np.float32)
