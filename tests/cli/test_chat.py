@@ -15,12 +15,12 @@ pexpect = pytest.importorskip("pexpect")
 class Terminal:
     """A chat in a pseudo-terminal."""
 
-    def __init__(self, home: Path, *arguments: str) -> None:
+    def __init__(self, home: Path, *arguments: str, **env: str) -> None:
         self.child = pexpect.spawn(
             COMMAND[0],
             [*COMMAND[1:], "run", "--temperature", "0", *arguments],
             cwd=str(ROOT),
-            env=environment(CHABOK_HISTORY=str(home / "history"), TERM="dumb"),
+            env=environment(CHABOK_HISTORY=str(home / "history"), TERM="dumb", **env),
             timeout=30,
             encoding="utf-8",
             dimensions=(40, 200),
@@ -126,6 +126,13 @@ def test_lines_are_remembered_privately_and_at_once(chat: Terminal, tmp_path: Pa
     history = tmp_path / "history"
     assert "remember me" in history.read_text()
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
+
+
+def test_a_locale_without_the_characters_typed_is_no_obstacle(tmp_path: Path) -> None:
+    chat = Terminal(tmp_path, "--model", "endless", "--max-tokens", "4", LC_ALL="C")
+    assert "4 tokens" in chat.say("سلام 🙂")
+    chat.child.sendeof()
+    assert chat.end() == 0
 
 
 def test_a_history_that_cannot_be_kept_is_no_obstacle(tmp_path: Path) -> None:

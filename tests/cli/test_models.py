@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from tests.checkpoints.writing import small_model
+from tests.checkpoints.writing import gguf_bytes, small_model
 from typer.testing import CliRunner
 
 from chabok.checkpoints.gguf import GGUF
@@ -74,6 +74,22 @@ def test_show_tells_what_is_in_a_file(fetched: Path) -> None:
     text = run("show", str(fetched))
     assert "سلام 你好 🙂" in text
     assert "Q4_K 1 (288 bytes)" in text
+
+
+def test_what_a_file_says_of_itself_does_not_act_on_the_terminal(tmp_path: Path) -> None:
+    path, evil = tmp_path / "evil.gguf", "\x1b[31mred\x1b]0;title\x07 \x9b"
+    path.write_bytes(
+        gguf_bytes({"general.architecture": "llama", "general.name": evil, "general.license": evil})
+    )
+    shown = run("show", str(path))
+    assert "red" in shown
+    assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+
+
+def test_a_licence_that_is_no_text_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(gguf_bytes({"general.architecture": "llama", "general.license": ["mit"]}))
+    assert json.loads(run("show", "--json", str(path)))["licence"] is None
 
 
 def test_show_tells_of_a_model_that_could_be_fetched() -> None:

@@ -84,9 +84,10 @@ class History:
         line = input(prompt)
         readline = self._readline
         if readline is not None and line.strip() and line != self._previous():
-            readline.add_history(line)
-            if self._keeps:
-                with contextlib.suppress(OSError):
+            # A locale may lack its characters: then the line is answered, but not remembered.
+            with contextlib.suppress(OSError, UnicodeError):
+                readline.add_history(line)
+                if self._keeps:
                     readline.append_history_file(1, self._path)
         return line.encode(sys.stdin.encoding or "utf-8", "surrogateescape").decode("utf-8", "replace")
 

@@ -65,21 +65,24 @@ def _row(model: InstalledModel) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from chabok.checkpoints.storage import format_bytes
+    from chabok.cli.terminal import console, harmless
 
+    out = console()
+    longest = max(len(row["name"]) for row in rows)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("name", overflow="fold")
+    # Where there is little room, the licence gives way first; a name is what users type.
+    table.add_column("name", overflow="fold", min_width=min(longest, max(out.width // 2, 1)))
     table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("parameters", no_wrap=True)
-    table.add_column("from", no_wrap=True)
+    table.add_column("parameters")
+    table.add_column("from")
     table.add_column("licence")
     for row in rows:
         origin = row["origin"] if row["installed"] else "not fetched"
         size = format_bytes(row["bytes"])
         cells = (row["name"], size, row["parameters"] or "", origin, row["licence"] or "")
-        table.add_row(*map(Text, cells), style=None if row["installed"] else "dim")
-    Console().print(table)
+        table.add_row(*(Text(harmless(cell)) for cell in cells), style=None if row["installed"] else "dim")
+    out.print(table)

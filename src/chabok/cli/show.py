@@ -51,6 +51,8 @@ def _facts(name: str, gguf: GGUF) -> dict[str, Any]:
     arch = gguf.architecture
     receipt = Receipt.read(gguf.path)
     licence = gguf.metadata.get("general.license")
+    if not isinstance(licence, str):
+        licence = None
     tokens = gguf.metadata.get("tokenizer.ggml.tokens")
     packed = PackedStore().sizes_of(gguf.fingerprint)
     return {
@@ -78,11 +80,11 @@ def _facts(name: str, gguf: GGUF) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from chabok.checkpoints.storage import format_bytes
+    from chabok.cli.terminal import console, harmless
 
     def count(n: int) -> str:
         return f"{n / 1e9:.2f} B" if n >= 1e9 else f"{n / 1e6:.1f} M"
@@ -116,6 +118,6 @@ def _print(facts: dict[str, Any]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, value in lines:  # Text: a model's own words are not markup
-        table.add_row(label, Text(value))
-    Console().print(table)
+    for label, value in lines:  # a model's own words are not markup, and must not act on the terminal
+        table.add_row(label, Text(harmless(value)))
+    console().print(table)
