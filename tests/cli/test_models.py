@@ -56,6 +56,20 @@ def test_list_is_helpful_when_empty_and_knows_the_catalogue() -> None:
     assert "not fetched" in run("list", "--all")
 
 
+def test_names_stay_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in ("40", "60", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert "qwen3-coder:30b-a3b " in run("list", "--all")
+
+
+def test_what_reads_a_pipe_gets_whole_lines(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    path = cache / ("long" * 30) / "model.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(small_model())
+    assert str(path) in run("show", str(path))
+
+
 def test_list_shows_what_is_here(fetched: Path) -> None:
     (row,) = json.loads(run("list", "--json"))
     assert row["name"] == "hf:owner/repo/m[bold]-Q4_0.gguf"

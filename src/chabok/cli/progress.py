@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
+FIGURES = 42
+"""Columns that the bar at its shortest and the figures beside it take."""
+
 
 class Bars:
     """Draws the stages of ``chabok.checkpoints.progress.Progress``; a context manager."""
@@ -40,6 +43,8 @@ class Bars:
         if self._bars is None:
             self._bars = _bars()
             self._bars.start()
+        room = max(self._bars.console.width - FIGURES, 8)
+        what = what if len(what) <= room else what[: room - 1] + "…"
         self._task = self._bars.add_task(what, total=total, unit=unit)
 
     def advance(self, n: int) -> None:
@@ -73,6 +78,7 @@ def _bars() -> RichProgress:
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
+    from rich.table import Column
     from rich.text import Text
 
     class Done(DownloadColumn):
@@ -92,8 +98,10 @@ def _bars() -> RichProgress:
             return super().render(task) if task.fields["unit"] == "bytes" else Text()
 
     columns: tuple[ProgressColumn, ...] = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        Done(),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=None),  # takes what the others leave: a stage is one line
+        Done(table_column=Column(no_wrap=True)),
+        Speed(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
     )
-    return Progress(*columns, Speed(), TimeRemainingColumn(), console=Console(stderr=True))
+    return Progress(*columns, console=Console(stderr=True))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # ESC and the other C0 and C1 controls could move the cursor, rename the window, or answer for the user; they
 # are shown as symbols. Newline and tab stay. A carriage return could overwrite what was read before.
@@ -43,6 +46,16 @@ class Answer:
             self._out.write("\n")
             self._out.flush()
             self._ends_line = True
+
+
+def console() -> Console:
+    """Where tables are printed: as wide as the terminal; what reads a pipe gets whole lines."""
+    from rich.console import Console
+
+    out = Console()
+    if not out.is_terminal and "COLUMNS" not in os.environ:
+        out.width = 1000
+    return out
 
 
 def dim(text: str, stream: TextIO) -> str:
