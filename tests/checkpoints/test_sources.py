@@ -87,6 +87,18 @@ def test_a_repository_without_its_prefix_is_recognized() -> None:
         sources.resolve("someone/Some-Model")
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("ollama:llama3", "Ollama has no model 'llama3' on this machine: `ollama pull llama3` fetches it"),
+        ("lmstudio:pub/repo", "LM Studio has no model 'pub/repo' on this machine: fetch it there"),
+    ],
+)
+def test_what_another_program_lacks_is_fetched_there(name: str, says: str) -> None:
+    with pytest.raises(SourceError, match=says):
+        sources.resolve(name)
+
+
 def test_a_path_is_a_model(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(small_model())

@@ -111,8 +111,8 @@ def test_show_tells_of_a_model_that_could_be_fetched() -> None:
     assert "chabok pull qwen3:8b" in run("show", "qwen3:8b")
     with pytest.raises(SourceError, match="chabok pull hf:a/b"):
         run("show", "hf:a/b")
-    with pytest.raises(SourceError, match="not on this machine"):
-        run("show", "nonsense")
+    with pytest.raises(SourceError, match="did you mean qwen3:8b"):
+        run("show", "qwen3-8b")
 
 
 def test_rm_removes_the_model_and_its_packed_weights(fetched: Path) -> None:

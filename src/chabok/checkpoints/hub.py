@@ -264,5 +264,5 @@ def _explain(model: HubModel, error: Exception) -> NoReturn:
     where = _endpoint() or "the Hugging Face hub"
     raise SourceError(
         f"{model} cannot be fetched: {where} cannot be reached, or broke off ({type(error).__name__}); "
-        "check the network and try again, what was downloaded is kept"
+        "check the network (HF_ENDPOINT names a mirror) and try again, what was downloaded is kept"
     ) from error

