@@ -128,7 +128,7 @@ def test_models_of_ollama_are_found_in_place(home: Path) -> None:
     with pytest.raises(SourceError, match="belongs to Ollama"):
         sources.remove(model)
     assert blob.exists()
-    with pytest.raises(SourceError, match="'ollama:other'"):
+    with pytest.raises(SourceError, match="Ollama has no model 'other'"):
         sources.resolve("ollama:other")
 
 
