@@ -79,10 +79,13 @@ def test_commands_explain_themselves(chat: Terminal) -> None:
     chat.say("hello")
     assert "prompt_tokens_per_s" in chat.say("/stats")
     assert "temperature must be a number" in chat.say("/set temperature hot")
-    chat.say("/set max_tokens 3")
+    assert "max_tokens is 3 from" in chat.say("/set max-tokens 3")
     assert "3 tokens · band" in chat.say("hello")
     assert "max_tokens         3" in chat.say("/set")
     assert "needs a value" in chat.say("/set top_k")
+    assert "/clear" in chat.say("/?")
+    chat.child.sendline("/bye")
+    assert chat.end() == 0
 
 
 def test_several_lines_make_one_text(chat: Terminal, tmp_path: Path) -> None:

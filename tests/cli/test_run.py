@@ -94,6 +94,23 @@ def test_an_unknown_flag_is_a_usage_error() -> None:
     assert "--temprature" in done.stderr
 
 
+def test_a_value_of_the_wrong_kind_is_said_plainly() -> None:
+    assert (
+        "--temperature: must be a number, not 'hot'" in chabok_run("run", "x", "--temperature", "hot").stderr
+    )
+    assert "--threads: must be an integer, not '1.5'" in chabok_run("run", "x", "--threads", "1.5").stderr
+
+
+def test_options_may_stand_between_the_words_of_a_prompt() -> None:
+    done = chabok_run("run", "--raw", "a", "-q", "b", "--max-tokens", "4", *GREEDY, "--", "--c")
+    assert done.stdout.rstrip("\n") == answer("a b --c", 4).rstrip("\n")
+
+
+def test_more_threads_than_cores_are_pointed_out() -> None:
+    assert "500 threads share" in chabok_run("run", "x", "--threads", "500").stderr
+    assert "threads share" not in chabok_run("run", "x", "--threads", "1").stderr
+
+
 def test_ctrl_c_ends_the_answer_and_tells_the_speed_so_far() -> None:
     process = subprocess.Popen(
         [*COMMAND, "run", "hi", "--model", "slow"],
@@ -161,7 +178,8 @@ def test_parameters_are_set_from_text() -> None:
     assert params.changed(start, "top_k", "40") == SamplingParams(temperature=0.7, top_k=40)
     assert params.changed(start, "ignore-eos", "on").ignore_eos
     assert params.changed(start, "stop", "END").stop == ("END",)
-    assert params.changed(start, "temperature", "default") == SamplingParams()
+    assert params.changed(SamplingParams(temperature=2, top_k=5), "temperature", "default").temperature == 0.7
+    assert params.changed(SamplingParams(temperature=2, top_k=5), "top_k", "default").top_k == 0
     assert params.changed(start, "max_tokens", "none").max_tokens is None
     for name, text, says in [
         ("tempo", "1", "there is no sampling parameter 'tempo'"),

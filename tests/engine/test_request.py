@@ -55,6 +55,11 @@ def test_params_are_frozen_and_lists_become_tuples() -> None:
         params.seed = 1  # type: ignore[misc]
 
 
+def test_help_tells_what_every_parameter_means() -> None:
+    text = SamplingParams.__doc__ or ""
+    assert all(f"{item.name}: {item.metadata['help']}" in text for item in dataclasses.fields(SamplingParams))
+
+
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(RequestError, match="did you mean temperature"):
         SamplingParams.of({"temprature": 1})

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from chabok.engine.timings import Timings
 
 
+_SYNONYMS = {"?": "help", "exit": "quit", "bye": "quit"}
+"""What people type who come from other programs."""
+
+
 class Leave(Exception):  # noqa: N818 - not an error
     """The user wants to go."""
 
@@ -52,8 +56,8 @@ class Chat:
         """Converse until the user leaves; the exit code."""
         if not self.quiet:
             note(
-                f"{self.llm.name}, context {self.llm.context} tokens. /help lists commands; Ctrl-D leaves, "
-                'a line that ends with \\ goes on, and """ opens a text of several lines.'
+                f"{self.llm.name}, context {self.llm.context} tokens\n"
+                "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves."
             )
         with History() as history:
             while True:
@@ -94,7 +98,7 @@ class Chat:
 
     def _command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
-        found = self.commands.get(name)
+        found = self.commands.get(_SYNONYMS.get(name, name))
         if found is None:
             near = difflib.get_close_matches(name, self.commands, 1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists the commands."
@@ -104,6 +108,7 @@ class Chat:
     def _help(self, _: str) -> None:
         for name, (argument, text, _call) in self.commands.items():
             print(f"  /{name + ' ' + argument:18} {text}")
+        print('A line that ends with \\ goes on in the next; """ opens and closes a text of several lines.')
 
     def _clear(self, _: str) -> None:
         self.messages = []
@@ -120,6 +125,8 @@ class Chat:
         name, _, value = text.partition(" ")
         if name and value:
             self.sampling = params.changed(self.sampling, name, value.strip())
+            name = name.replace("-", "_")
+            note(f"{name} is {getattr(self.sampling, name)!r} from the next answer on.")
             return
         if name:
             raise RequestError(f"/set {name} needs a value, as in /set temperature 0.7")

@@ -50,8 +50,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         else:
             default = DEFAULTS.get(name, item.default)
             shown = "" if default is None or ": all" in text else f" (default {default:g})"
-            kind = int if str(item.type).startswith("int") else float
+            kind = whole if str(item.type).startswith("int") else _decimal
             group.add_argument(flag, type=kind, metavar="N", help=text + shown)
+
+
+def whole(text: str) -> int:
+    """An integer that was typed."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be an integer, not {text!r}") from None
+
+
+def _decimal(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
 
 
 def from_flags(found: argparse.Namespace) -> SamplingParams:
@@ -72,6 +87,7 @@ def changed(params: SamplingParams, name: str, text: str) -> SamplingParams:
     kind = kinds.get(name, "")
     if text.lower() in ("none", "default"):
         values.pop(name, None)
+        values |= {name: DEFAULTS[name]} if name in DEFAULTS else {}
     elif name in _LISTS:
         values[name] = _listed(name, [text])
     elif kind == "bool":

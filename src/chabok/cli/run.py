@@ -20,7 +20,7 @@ PATIENCE_S = 2.0
 
 def main(arguments: list[str]) -> int:
     """Run the command; the exit code."""
-    found = _parser().parse_args(arguments)
+    found = _parser().parse_intermixed_args(arguments)
     sampling = params.from_flags(found)
     prompt = " ".join(found.prompt)
     interactive = not prompt and sys.stdin is not None and sys.stdin.isatty()
@@ -40,6 +40,8 @@ def main(arguments: list[str]) -> int:
             progress=bars,
         )
     with llm:
+        if found.threads and not found.quiet:
+            _warn_of(found.threads)
         if interactive:
             from chabok.cli.chat import Chat
 
@@ -63,11 +65,24 @@ def _parser() -> argparse.ArgumentParser:
     add("--raw", action="store_true", help="continue the text as it is, without the chat template")
     add("--json", action="store_true", help="print one JSON object with text, tokens and timings")
     add("-q", "--quiet", action="store_true", help="print nothing but the answer")
-    add("--threads", type=int, metavar="N", help="threads to compute with (default: the cores there are)")
-    add("--context", type=int, metavar="N", help="most tokens of prompt and answer together")
+    add("--threads", type=params.whole, metavar="N", help="threads to compute with (default: one a core)")
+    add(
+        "--context",
+        type=params.whole,
+        metavar="N",
+        help="most tokens of prompt and answer together (default: the model's own, 8192 at most)",
+    )
     add("--no-pack", action="store_true", help="keep the weights in memory, write nothing to disk")
     params.add_flags(parser)
     return parser
+
+
+def _warn_of(threads: int) -> None:
+    import os
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or threads
+    if threads > cores:
+        note(f"{threads} threads share {cores} cores and wait for each other; {cores} or fewer are faster")
 
 
 def _with_input(prompt: str) -> str:

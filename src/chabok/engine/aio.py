@@ -111,6 +111,10 @@ class AsyncLLM:
     """A language model for asyncio; its steps run in a thread of their own, which sleeps when idle.
 
     The parameters are those of ``LLM``. Loading blocks; ``await AsyncLLM.open(...)`` does it in a thread.
+
+        async with await AsyncLLM.open("smollm2") as llm:
+            async for token in await llm.stream("The sea is", SamplingParams(max_tokens=32)):
+                print(token.text, end="")
     """
 
     def __init__(
@@ -174,7 +178,7 @@ class AsyncLLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> AsyncStream:
-        """Answer a conversation, token by token."""
+        """Answer a conversation: ``async for token in await llm.chat_stream(messages)``."""
         return self._submit(await asyncio.to_thread(self.llm.chat_request, messages, params, tools=tools))
 
     @overload

@@ -73,13 +73,20 @@ class LLM:
     """A language model, loaded and ready.
 
     model: the path of a GGUF file, a short name (``chabok list``), or a source such as ``hf:owner/repo``. It
-    is downloaded if it is not there. The other parameters are those of ``Options``; ``progress`` is told
-    about downloads and preparation.
+    is downloaded if it is not there.
+    threads: to compute with; None for the physical cores this process may use.
+    context: most tokens of prompt and answer together; None for the model's own, 8192 at most.
+    max_batch: sequences that are worked on at a time; others wait.
+    kv_memory: bytes of key-value cache; None for four contexts, but a quarter of the free memory at most.
+    pack: keep the kernels' layout of the weights on disk, so that the next start takes no time.
+    budget_s: seconds a step may take while something is being generated; long prompts are cut to fit.
+    progress: is told about downloads and preparation (``chabok.checkpoints.progress.Progress``).
 
         with LLM("smollm2") as llm:
             print(llm.generate("The sea is", SamplingParams(max_tokens=32)).text)
 
-    Safe to use from several threads; their requests share the batch.
+    Safe to use from several threads; their requests share the batch. Whatever goes wrong is a
+    ``chabok.errors.ChabokError`` whose text says what to do.
     """
 
     def __init__(

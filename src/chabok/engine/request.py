@@ -52,7 +52,9 @@ class SamplingParams:
     cuts left out).
     """
 
-    max_tokens: int | None = _number(None, Range(0), "most tokens to generate; none: up to the context's end")
+    max_tokens: int | None = _number(
+        None, Range(0), "most tokens to generate (default: up to the context's end)"
+    )
     temperature: float = _number(0.0, Range(0.0, 100.0), "0: always the best token; higher: more varied")
     top_k: int = _number(0, Range(0), "choose among the k most likely tokens; 0: all")
     top_p: float = _number(
@@ -76,7 +78,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = _other(dict, "added to the logits of these token ids")
     stop: str | Sequence[str] = _other((), "end before this text appears")
     stop_token_ids: Sequence[int] = _other((), "end at this token id")
-    seed: int | None = _number(None, Range(-(2**63), 2**64 - 1), "same seed, same text")
+    seed: int | None = _number(
+        None, Range(-(2**63), 2**64 - 1), "same seed, same text (default: another each time)"
+    )
     ignore_eos: bool = _other(False, "go on past the model's end-of-text token")
     min_tokens: int = _number(0, Range(0), "no end-of-text token before this many tokens")
     logprobs: int | None = _number(
@@ -133,6 +137,11 @@ class SamplingParams:
                 hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
                 raise RequestError(f"there is no sampling parameter {name!r}{hint}")
         return cls(**values)
+
+
+if SamplingParams.__doc__:  # python -OO has none
+    _meanings = (f"    {item.name}: {item.metadata['help']}.\n" for item in fields(SamplingParams))
+    SamplingParams.__doc__ += "\n" + "".join(_meanings) + "    "
 
 
 def _is_int(value: object) -> bool:
