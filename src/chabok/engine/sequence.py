@@ -61,7 +61,8 @@ class Sequence:
         self.n_kept = 0  # leading pages that the pool knows by their keys
         self.n_pages = 0
         self.chunk = 0  # rows in the step that is being made
-        self.segment = Segment(np.zeros(-(-limit // PAGE_TOKENS), np.int32), 0, [], 1)
+        greedy = request.params.temperature == 0 and request.params.logprobs is None
+        self.segment = Segment(np.zeros(-(-limit // PAGE_TOKENS), np.int32), 0, [], 1, greedy)
 
     @property
     def pending(self) -> int:

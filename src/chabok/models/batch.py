@@ -25,12 +25,14 @@ class Segment:
     start: position of the first row; keys 0..start-1 are in the cache already.
     tokens: int32[n].
     outputs: how many of the last rows want logits.
+    greedy: whether only the best token will be asked of them; what else could be asked is then not prepared.
     """
 
     pages: NDArray[np.int32]
     start: int
     tokens: Sequence[int] | NDArray[np.int32]
     outputs: int = 1
+    greedy: bool = False
 
 
 Batch = list[Segment]

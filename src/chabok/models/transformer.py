@@ -94,7 +94,8 @@ class Transformer:
         except pool.ThreadsError as error:
             raise ResourceError(f"{error}; ask for fewer, or raise the limit (ulimit -u)") from None
         w, n = self.work, self._n_out
-        return Logits(w.logits[:n, : self.vocab_size], w.maxima[:n], w.sums[:n], w.best[:n])
+        sums = w.sums[:n] if w.want_sums[0] else None
+        return Logits(w.logits[:n, : self.vocab_size], w.maxima[:n], sums, w.best[:n])
 
     def program_for(self, batch: Batch) -> Program:
         """Describe a batch to the kernels; the program that will run it."""
@@ -131,6 +132,7 @@ class Transformer:
                 out += 1
         w = self.work
         w.n_rows[0], w.n_out[0], w.n_items[0] = rows, out, items
+        w.want_sums[0] = not all(segment.greedy for segment in batch)
         self._n_out, self._page_lists = out, kept
         return self._few if rows <= FEW_ROWS else self._many
 

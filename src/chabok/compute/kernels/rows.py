@@ -238,7 +238,7 @@ class Summarize:
 
     logits float32[rows, stride / 4], n of them in use -> maxima float32[rows, ceil(n / 64)] and, for each run
     of 4096, (peak, sum of exponentials below it) float64[rows, ceil(n / 4096), 2]. cap: logits first become
-    cap * tanh(logits / cap), in place.
+    cap * tanh(logits / cap), in place. The sums are only made if int64 want_sums is not 0.
     """
 
     cap: bool = False
@@ -253,6 +253,7 @@ class Summarize:
         "maxima_stride",
         "sums",
         "sums_stride",
+        "want_sums",
         "counter",
     )
 
@@ -300,7 +301,7 @@ class Summarize:
                 peak.set(f.maximum(peak.get(), best))
             top = f.reduce_max(peak.get())
             total = f.variable(f.const(0.0, F32 * 16))
-            with f.loop(first, end, 16) as at:
+            with f.when(ops.ptr("want_sums").load(I64).ne(0)), f.loop(first, end, 16) as at:
                 total.set(total.get() + exp(f, vector(at) - top))
             to = ops.ptr("sums").at(r * ops.int("sums_stride")).at(run, 16)
             to.store(top.to_float(F64), 0)
