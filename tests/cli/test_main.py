@@ -43,6 +43,22 @@ def test_a_misspelt_command_is_answered_with_the_nearest(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["show"], "chabok: missing argument 'model'; `chabok show --help` lists the options.\n"),
+        (["list", "--jason"], "chabok: no such option: --jason"),
+        (["rm", "a", "b"], "chabok: got unexpected extra argument"),
+        (["doctor", "x"], "chabok: unrecognized arguments: x; `chabok doctor --help` lists the options.\n"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(words: list[str], says: str) -> None:
+    done = chabok_run(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(says)
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("error", "code", "says"),
     [
         (ChabokError("the file is damaged"), 1, "chabok: the file is damaged\n"),

@@ -104,10 +104,18 @@ def _run_typer(name: str, function: Callable[..., object], arguments: list[str])
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(function)
     try:
-        app(arguments, prog_name=f"chabok {name}")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
+        code = app(arguments, prog_name=f"chabok {name}", standalone_mode=False)
+    except typer.Abort:  # no answer to a question
+        print(file=sys.stderr)
+        return 1
+    except Exception as error:
+        # A mistake on the command line; its class is click's, or that of the copy of click in newer typers.
+        said = getattr(error, "format_message", None)
+        if said is None:
+            raise
+        message = str(said()).rstrip(".")
+        return _complain(f"{message[:1].lower()}{message[1:]}; `chabok {name} --help` lists the options.", 2)
+    return code if isinstance(code, int) else 0
 
 
 def _guarded(run: Callable[[], int]) -> int:
