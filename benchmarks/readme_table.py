@@ -25,8 +25,8 @@ def table(rows: list[dict[str, object]]) -> str:
     first = rows[0]
     lines = [
         f"Tokens per second on {first['threads']} threads of an {first['machine']}, {first['date']}, against "
-        "llama.cpp built for the same machine (llama-cpp-python 0.3.36): same file and threads, taking turns, "
-        "medians.",
+        "llama.cpp built for the same machine (llama-cpp-python 0.3.36): same file and threads, taking "
+        "turns, medians.",
         "",
         "| model | phase | instructions | Chabok | llama.cpp | times | of read bandwidth |",
         "|---|---|---|---:|---:|---:|---:|",

@@ -173,7 +173,8 @@ def summarize(
     machine.run(
         Summarize(cap > 0), threads=threads,
         rows=count(rows), logits=held, stride=4 * width, n=n, cap=float(cap), maxima=maxima,
-        maxima_stride=maxima.strides[0], sums=sums, sums_stride=sums.strides[0], want_sums=np.ones(1, np.int64),
+        maxima_stride=maxima.strides[0], sums=sums, sums_stride=sums.strides[0],
+        want_sums=np.ones(1, np.int64),
     )  # fmt: skip
     return held[:rows, :n].copy(), maxima, sums
 

@@ -276,7 +276,8 @@ class Pool:
         self._crew: _Crew | None = None
 
     def _hired(self) -> _Crew:
-        """The workers, started on first use; and again in a process that was forked, where they do not live on."""
+        """The workers, started on first use; and again in a process that was forked, where they do not live
+        on."""
         if self._crew is None or self._crew.pid != os.getpid():
             self._crew = _Crew(self._library, self.threads)
             weakref.finalize(self, self._crew.stop)

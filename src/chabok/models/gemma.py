@@ -37,9 +37,5 @@ def read(gguf: GGUF) -> Config:
 
 
 def build(graph: Graph) -> None:
-    """The graph adds a block's last norm where the file has one."""
-    graph.embed()
-    for layer in range(graph.c.n_layers):
-        graph.attention(layer)
-        graph.feed_forward(layer)
-    graph.head()
+    """As ever; the graph puts a norm after each block where the file has one."""
+    graph.transformer()

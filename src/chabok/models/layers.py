@@ -203,6 +203,18 @@ class Graph:
             eps=float(c.eps),
         )
 
+    def transformer(self) -> None:
+        """Embedding; in each layer attention, then feed-forward or, where it has a router, experts;
+        the head."""
+        self.embed()
+        for layer in range(self.c.n_layers):
+            self.attention(layer)
+            if f"blk.{layer}.ffn_gate_inp" in self.weights:
+                self.experts(layer)
+            else:
+                self.feed_forward(layer)
+        self.head()
+
     # -- blocks
     # -----------------------------------------------------------------------------------------------
 
@@ -210,8 +222,8 @@ class Graph:
         """x += attention(norm(x))."""
         c, w, blk = self.c, self.work, f"blk.{layer}."
         matrices = [self.weights.matrices[f"{blk}attn_{part}"] for part in "qkv"]
-        # Rounding does most harm where attention begins and where the model ends (measured as perplexity), and
-        # these products are small: their activations are kept to fifteen bits, all others to eight.
+        # Rounding does most harm where attention begins and where the model ends (measured as perplexity),
+        # and these products are small: their activations are kept to fifteen bits, all others to eight.
         source = self.stream_input(blk + "attn_norm", matrices, terms=2)
         starts = (0, c.q_dim, c.q_dim + c.kv_dim)
         for part, matrix, start in zip("qkv", matrices, starts):

@@ -26,8 +26,4 @@ def read(gguf: GGUF) -> Config:
 
 def build(graph: Graph) -> None:
     """Norm, attention, norm, gated feed-forward."""
-    graph.embed()
-    for layer in range(graph.c.n_layers):
-        graph.attention(layer)
-        graph.feed_forward(layer)
-    graph.head()
+    graph.transformer()

@@ -26,11 +26,4 @@ def read(gguf: GGUF) -> Config:
 
 def build(graph: Graph) -> None:
     """Norm, attention, norm, gated feed-forward or experts."""
-    graph.embed()
-    for layer in range(graph.c.n_layers):
-        graph.attention(layer)
-        if f"blk.{layer}.ffn_gate_inp" in graph.weights:
-            graph.experts(layer)
-        else:
-            graph.feed_forward(layer)
-    graph.head()
+    graph.transformer()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from chabok.compute.emit import F16, F32, I16, I32, I64, PTR, Function, Module, Value
 from chabok.compute.isa import ISA
-from chabok.compute.kernels.common import begin, chunks, exp, flagged, in_tiles
+from chabok.compute.kernels.common import begin, chunks, exp, flagged, in_tiles, over_rows
 from chabok.compute.kernels.quantize import quantize_group, root_mean_square
 
 PAGE = 64
@@ -424,10 +424,4 @@ class Merge:
                         to.at(head, 4 * dim).store(a, 128 * pair)
                         to.at(head, 4 * dim).store(b, 128 * pair + 64)
 
-        rows = ops.ptr("rows").load(I64)
-        if self.private:
-            with f.loop(0, rows) as r:
-                row(r)
-        else:
-            with chunks(f, ops.ptr("counter"), rows, 4) as (start, stop), f.loop(start, stop) as r:
-                row(r)
+        over_rows(f, ops.ptr("rows").load(I64), ops.ptr("counter"), self.private, row)

@@ -70,6 +70,16 @@ def chunks(
         next_stop.set(start + size)
 
 
+def over_rows(f: Function, rows: Value, counter: Value, private: bool, row: Callable[[Value], None]) -> None:
+    """Do each row: all of them in every thread, or shared out four at a time."""
+    if private:
+        with f.loop(0, rows) as r:
+            row(r)
+    else:
+        with chunks(f, counter, rows, 4) as (start, stop), f.loop(start, stop) as r:
+            row(r)
+
+
 def in_tiles(f: Function, total: Value, sizes: Sequence[int], run: Callable[[int, Value], None]) -> None:
     """Cover ``total`` items with tiles, the largest first: run(size, first) emits one."""
     done = f.variable(f.const(0, I64))

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from chabok.compute.emit import F32, I32, I64, Module, Value
 from chabok.compute.isa import ISA
-from chabok.compute.kernels.common import begin, chunks, exp, flagged
+from chabok.compute.kernels.common import begin, chunks, exp, flagged, over_rows
 from chabok.compute.kernels.matmul import ACTIVE_BYTES
-from chabok.compute.kernels.rows import over_rows
 
 
 @dataclass(frozen=True)

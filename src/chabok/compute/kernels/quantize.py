@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from chabok.compute.emit import F32, I8, I32, I64, Function, Module, Value
 from chabok.compute.isa import ISA
 from chabok.compute.kernels import matmul
-from chabok.compute.kernels.common import begin, chunks, flagged
+from chabok.compute.kernels.common import begin, flagged, over_rows
 
 FIELDS = (
     "rows",
@@ -64,8 +64,8 @@ class Quantize:
     """x float32[rows, k] -> lines of 8-bit activations, or floats if not ``to_bytes``.
 
     norm: multiply by norm[k] / rms(x) first. private: every thread does all rows, each into its own copy
-    (cheaper than a barrier for few rows); otherwise rows are shared out. terms: 2 writes a second line, ``line_stride``
-    bytes on, of what rounding the first one lost: fifteen bits in all.
+    (cheaper than a barrier for few rows); otherwise rows are shared out. terms: 2 writes a second line,
+    ``line_stride`` bytes on, of what rounding the first one lost: fifteen bits in all.
     """
 
     norm: bool
@@ -108,10 +108,4 @@ class Quantize:
                     for half in range(2):
                         to.at(i, 4).store(vectors[half], 64 * half)
 
-        rows = ops.ptr("rows").load(I64)
-        if self.private:
-            with f.loop(0, rows) as r:
-                row(r)
-        else:
-            with chunks(f, ops.ptr("counter"), rows, 4) as (start, stop), f.loop(start, stop) as r:
-                row(r)
+        over_rows(f, ops.ptr("rows").load(I64), ops.ptr("counter"), self.private, row)

@@ -9,18 +9,8 @@ from dataclasses import dataclass
 from chabok.compute.blocks import FORMATS, GROUP, STRIP
 from chabok.compute.emit import F16, F32, F64, I8, I16, I32, I64, Function, Module, Value
 from chabok.compute.isa import ISA
-from chabok.compute.kernels.common import begin, chunks, exp, flagged, gelu_tanh, silu
+from chabok.compute.kernels.common import begin, chunks, exp, flagged, gelu_tanh, over_rows, silu
 from chabok.compute.kernels.quantize import quantize_group, root_mean_square
-
-
-def over_rows(f: Function, rows: Value, counter: Value, private: bool, row: Callable[[Value], None]) -> None:
-    """Do each row: all of them in every thread, or shared out four at a time."""
-    if private:
-        with f.loop(0, rows) as r:
-            row(r)
-    else:
-        with chunks(f, counter, rows, 4) as (start, stop), f.loop(start, stop) as r:
-            row(r)
 
 
 @dataclass(frozen=True)
