@@ -25,6 +25,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,8 +121,13 @@ def bytes_per_token(path: Path, n_context: float) -> float:
     return total + n_context * per_key
 
 
+PAUSE = 0.2
+"""Seconds before each turn: threads of the one who was at work before stop waiting for more."""
+
+
 def seconds(worker: Worker, phase: Phase) -> float:
     """One measurement."""
+    time.sleep(PAUSE)
     return float(worker.ask(**phase.request))
 
 

@@ -7,7 +7,7 @@ all work is shared out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,12 +45,21 @@ class Input:
     """Rows in a thread's own copy."""
     terms: int = 1
     """Lines that make up a row, where its rounding matters most."""
+    skipped: int = 0
+    """Lines after each that belong to the row but are not read."""
 
     def operands(self, matrix: Matrix) -> tuple[NDArray[np.generic], int, int]:
         """Address, bytes of a row, bytes of a thread's copy (0 where all share one)."""
         source: NDArray[np.generic] = self.lines if matrix.format.quantized else self.floats
-        stride = source.strides[0]
-        return source, stride, stride * self.n_private * self.terms_of(matrix) if self.private else 0
+        line, quantized = source.strides[0], matrix.format.quantized
+        private = (
+            line * self.n_private * (self.terms + self.skipped if quantized else 1) if self.private else 0
+        )
+        return source, line * (1 + self.skipped) if quantized else line, private
+
+    def coarse(self) -> Input:
+        """The same rows without their second lines."""
+        return replace(self, terms=1, skipped=self.terms - 1)
 
     def terms_of(self, matrix: Matrix) -> int:
         """Lines in a row of what a matrix reads: floats need no second one."""
@@ -222,12 +231,13 @@ class Graph:
         """x += attention(norm(x))."""
         c, w, blk = self.c, self.work, f"blk.{layer}."
         matrices = [self.weights.matrices[f"{blk}attn_{part}"] for part in "qkv"]
-        # Rounding does most harm where attention begins and where the model ends (measured as perplexity),
-        # and these products are small: their activations are kept to fifteen bits, all others to eight.
+        # Rounding does most harm in keys and values, which every later row reads, and where the model ends
+        # (measured as perplexity). These products are small: their activations are kept to fifteen bits.
         source = self.stream_input(blk + "attn_norm", matrices, terms=2)
         starts = (0, c.q_dim, c.q_dim + c.kv_dim)
         for part, matrix, start in zip("qkv", matrices, starts):
-            self.product(matrix, source, w.qkv[:, start:], bias=f"{blk}attn_{part}.bias", barrier=part == "v")
+            reads = source.coarse() if part == "q" else source
+            self.product(matrix, reads, w.qkv[:, start:], bias=f"{blk}attn_{part}.bias", barrier=part == "v")
         local = c.is_local(layer)
         norms = blk + "attn_q_norm" in self.weights
         stride, offset = w.qkv.strides[0], layer * c.n_kv_heads * head_bytes(c.head_dim)
