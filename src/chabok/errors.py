@@ -16,7 +16,30 @@ class SourceError(ChabokError):
 
 
 class RequestError(ChabokError):
-    """A request cannot be served as asked: an invalid parameter or too long a prompt."""
+    """A request cannot be served as asked: an invalid parameter or too long a prompt.
+
+    field: the parameter that is wrong, where it is one.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class UnknownModelError(ChabokError):
+    """No model of this name is served; names the nearest."""
+
+
+class BusyError(ChabokError):
+    """The queue is full; retry_after_s: seconds after which there should be room."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class StoppingError(ChabokError):
+    """The engine is being stopped and takes no more requests, or gave this one back."""
 
 
 class ResourceError(ChabokError):

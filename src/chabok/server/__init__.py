@@ -1,0 +1,1 @@
+"""The engine behind the interfaces that clients speak."""
