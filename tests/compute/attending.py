@@ -10,7 +10,7 @@ from tests.compute.harness import NOTHING, Array, Machine, count, place
 
 from chabok.compute.kernels import attention, matmul
 from chabok.compute.kernels.attention import PAGE, SPAN_PAGES, Attention, Merge, RopeStore, head_bytes
-from chabok.compute.pool import aligned
+from chabok.compute.memory import aligned
 
 SPAN = PAGE * SPAN_PAGES
 

@@ -21,7 +21,8 @@ from chabok.compute.kernels import matmul
 from chabok.compute.kernels.matmul import MatMul
 from chabok.compute.kernels.quantize import Quantize
 from chabok.compute.library import Library
-from chabok.compute.pool import Pool, aligned
+from chabok.compute.memory import aligned
+from chabok.compute.pool import Pool
 from chabok.compute.program import Kernel, Program
 
 Array = NDArray[np.float32]

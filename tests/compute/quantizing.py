@@ -8,7 +8,7 @@ from tests.compute.harness import NOTHING, Array, Machine, count, place
 
 from chabok.compute.kernels import matmul
 from chabok.compute.kernels.quantize import Quantize
-from chabok.compute.pool import aligned
+from chabok.compute.memory import aligned
 
 EPS = 1e-5
 

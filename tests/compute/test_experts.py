@@ -9,7 +9,7 @@ from tests.compute.harness import Array, Machine, count, place, same_bits
 
 from chabok.compute.kernels.experts import Choose, Combine, Sort, Spread
 from chabok.compute.kernels.matmul import ACTIVE_BYTES
-from chabok.compute.pool import aligned
+from chabok.compute.memory import aligned
 
 Ints = NDArray[np.int32]
 

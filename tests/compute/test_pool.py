@@ -20,7 +20,8 @@ from chabok.compute import pool as pool_module
 from chabok.compute.emit import I64, Module
 from chabok.compute.isa import ISA
 from chabok.compute.kernels.common import begin, chunks
-from chabok.compute.pool import Pool, aligned, usable_cores
+from chabok.compute.memory import aligned
+from chabok.compute.pool import Pool, usable_cores
 from chabok.compute.program import Program
 
 Longs = NDArray[np.int64]

@@ -65,7 +65,7 @@ def chain(machine: Machine, threads: int, rows: int) -> Any:
     program = Program()
     for _ in range(5):
         program.step(
-            AddNorm(norm=True),
+            AddNorm(),
             rows=n,
             x=x,
             x_stride=256,
@@ -85,7 +85,7 @@ def chain(machine: Machine, threads: int, rows: int) -> Any:
             eps=0.0, out=floats, out_stride=256, out_private=0, line_stride=0,
         )  # fmt: skip
         program.step(
-            AddNorm(norm=False), rows=n, x=y, x_stride=256, x_private=0, y=floats, y_stride=256, k=64,
+            AddNorm(), rows=n, x=y, x_stride=256, x_private=0, y=floats, y_stride=256, k=64,
             norm=norm, eps=0.0,
         )  # fmt: skip
     program.seal(machine.library)

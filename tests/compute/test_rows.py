@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.compute.harness import (
-    NOTHING,
     Array,
     Machine,
     count,
@@ -24,7 +23,7 @@ from tests.compute.quantizing import fields, quantize
 from chabok.compute.blocks import FORMATS
 from chabok.compute.kernels import matmul
 from chabok.compute.kernels.rows import SUMMARY_RUN, AddNorm, Embed, Gate, Gather, Pick, Summarize
-from chabok.compute.pool import aligned
+from chabok.compute.memory import aligned
 
 Wide = NDArray[np.float64]
 
@@ -75,23 +74,16 @@ def test_each_thread_embeds_into_its_own_copy(best: Machine) -> None:
 # -- residual sums ------------------------------------------------------------------------------------------
 
 
-def add(machine: Machine, x: Array, y: Array, norm: Array | None, private: bool, threads: int) -> Array:
+def add(machine: Machine, x: Array, y: Array, norm: Array, private: bool, threads: int) -> Array:
     rows, k = x.shape
     copies = threads if private else 1
     streams = place(np.stack([x] * copies))
     machine.run(
-        AddNorm(norm is not None, private), threads=threads,
+        AddNorm(private), threads=threads,
         rows=count(rows), x=streams, x_stride=4 * k, x_private=4 * rows * k if private else 0, y=place(y),
-        y_stride=4 * k, k=k, norm=NOTHING if norm is None else place(norm), eps=1e-6,
+        y_stride=4 * k, k=k, norm=place(norm), eps=1e-6,
     )  # fmt: skip
     return streams
-
-
-@pytest.mark.parametrize("private", [False, True])
-def test_rows_are_added(private: bool, machine: Machine) -> None:
-    x, y = normal(9, 96), normal(9, 96, seed=1)
-    for copy in add(machine, x, y, None, private, threads=2):
-        assert same_bits(copy, x + y)
 
 
 @pytest.mark.parametrize("private", [False, True])

@@ -25,7 +25,7 @@ SMALL: list[Spec] = [
     Choose(8), Choose(8, private=True), Sort(8), Sort(8, private=True), Combine(8),
     Spread(), Spread(private=True),
     *(Quantize(norm, to_bytes, private) for norm in FLAGS for to_bytes in FLAGS for private in FLAGS),
-    *(AddNorm(norm, private) for norm in FLAGS for private in FLAGS),
+    *(AddNorm(private) for private in FLAGS),
     *(Gate(act, to_bytes) for act in ("silu", "gelu") for to_bytes in FLAGS),
     Gather(), Summarize(), Summarize(cap=True), Pick(),
 ]  # fmt: skip

@@ -38,6 +38,7 @@ from chabok.checkpoints.storage import (
     sweep_trash,
     sync_directory,
 )
+from chabok.compute.memory import anonymous
 from chabok.errors import ResourceError
 
 FORMAT_VERSION = 1
@@ -90,10 +91,7 @@ def in_memory(
     entries = list(entries)
     progress = progress or Silent()
     offsets, total = _layout(entries)
-    memory = mmap.mmap(-1, max(total, ALIGNMENT))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    memory = anonymous(total)
     arrays: dict[str, np.ndarray] = {}
     progress.begin("Preparing weights", sum(entry.n_bytes for entry in entries))
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import time
 
@@ -10,7 +9,8 @@ import numpy as np
 
 from chabok.compute.kernels.probe import PIECE, Read
 from chabok.compute.library import Library
-from chabok.compute.pool import Pool, aligned
+from chabok.compute.memory import aligned, anonymous
+from chabok.compute.pool import Pool
 from chabok.compute.program import Program
 
 
@@ -20,11 +20,7 @@ def read_bandwidth(library: Library, threads: int, *, n_bytes: int = 512 << 20, 
 
     n_bytes should be several times the last cache's size; it is allocated for the time of the measurement.
     """
-    memory = mmap.mmap(-1, n_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    data = np.frombuffer(memory, np.uint8)
+    data = np.frombuffer(anonymous(n_bytes), np.uint8)
     data[:: mmap.PAGESIZE] = 1  # untouched pages would all be the same page of zeros
     program = Program()
     program.step(Read(), data=data, pieces=n_bytes // PIECE, out=aligned(64 * threads))

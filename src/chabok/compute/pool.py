@@ -22,6 +22,7 @@ import numpy as np
 from chabok.compute.emit import I64, PTR, Module
 from chabok.compute.isa import ISA
 from chabok.compute.kernels.common import flagged
+from chabok.compute.memory import aligned
 
 if TYPE_CHECKING:
     from chabok.compute.library import Library
@@ -140,13 +141,6 @@ class _Publish:
 KERNELS = (_Run(), _Wait(), _Publish())
 """What a pool is made of; loaded together with a program's kernels, all that is missing is compiled at
 once."""
-
-
-def aligned(n_bytes: int, alignment: int = 64) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Zeroed bytes at an aligned address: uint8[n_bytes]."""
-    raw = np.zeros(n_bytes + alignment, np.uint8)
-    start = -raw.ctypes.data % alignment
-    return raw[start : start + n_bytes]
 
 
 def usable_cores() -> int:

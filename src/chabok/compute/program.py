@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chabok.compute.library import Library, Spec
-from chabok.compute.pool import STEP_BYTES, aligned
+from chabok.compute.memory import aligned
+from chabok.compute.pool import STEP_BYTES
 
 
 class Kernel(Spec, Protocol):

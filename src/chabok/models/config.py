@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from chabok.checkpoints.gguf import GGUF
+from chabok.compute.kernels.attention import head_bytes
 from chabok.errors import CheckpointError
 
 MAX_EXPERTS_USED = 32
@@ -81,6 +82,16 @@ class Config:
     def kv_dim(self) -> int:
         """All key heads together."""
         return self.n_kv_heads * self.head_dim
+
+    @property
+    def page_layer_bytes(self) -> int:
+        """Bytes that a layer has in a page of the KV cache."""
+        return self.n_kv_heads * head_bytes(self.head_dim)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of the KV cache: one layer after the other."""
+        return self.n_layers * self.page_layer_bytes
 
     def with_(self, **changes: object) -> Config:
         """A copy with some fields changed."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from chabok.compute.kernels.attention import Attention, Merge, RopeStore, head_bytes
+from chabok.compute.kernels.attention import Attention, Merge, RopeStore
 from chabok.compute.kernels.experts import Choose, Combine, Sort, Spread
 from chabok.compute.kernels.matmul import MatMul
 from chabok.compute.kernels.quantize import Quantize
@@ -199,7 +199,7 @@ class Graph:
         self.product(matrix, source, w.y, bias=bias)
         last = post_norm == f"blk.{c.n_layers - 1}.post_ffw_norm"
         self.program.step(
-            AddNorm(norm=True, private=self.own_stream),
+            AddNorm(private=self.own_stream),
             barrier=not self.own_stream or last,
             rows=w.n_rows,
             x=w.x,
@@ -240,7 +240,7 @@ class Graph:
             self.product(matrix, reads, w.qkv[:, start:], bias=f"{blk}attn_{part}.bias", barrier=part == "v")
         local = c.is_local(layer)
         norms = blk + "attn_q_norm" in self.weights
-        stride, offset = w.qkv.strides[0], layer * c.n_kv_heads * head_bytes(c.head_dim)
+        stride, offset = w.qkv.strides[0], layer * c.page_layer_bytes
         self.program.step(
             RopeStore(c.head_dim, norms),
             rows=w.n_rows,
@@ -265,7 +265,7 @@ class Graph:
             qkv_stride=stride,
             kv_heads=c.n_kv_heads,
             cache=w.cache_base,
-            page_bytes=c.n_layers * c.n_kv_heads * head_bytes(c.head_dim),
+            page_bytes=c.page_bytes,
             layer=offset,
             window=c.window,
             cap=float(c.attention_cap),

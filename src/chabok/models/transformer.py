@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chabok.compute import pool
-from chabok.compute.kernels.attention import ITEM_BYTES, ROW_BLOCK, SPAN_PAGES, head_bytes
+from chabok.compute.kernels.attention import ITEM_BYTES, ROW_BLOCK, SPAN_PAGES
 from chabok.compute.library import Library
+from chabok.compute.memory import anonymous
 from chabok.compute.pool import usable_cores
 from chabok.compute.program import Program
 from chabok.errors import ResourceError
@@ -43,7 +43,7 @@ class Transformer:
         self.config, self.weights, self.library, self.max_rows = config, weights, library, max_rows
         self.name, self.fingerprint = config.name, fingerprint
         self.vocab_size, self.n_ctx_train = config.vocab, config.n_ctx
-        self.page_bytes = config.n_layers * config.n_kv_heads * head_bytes(config.head_dim)
+        self.page_bytes = config.page_bytes
         self.threads = threads or usable_cores()
         self.work = Workspace(config, max_rows, self.threads)
         factors = weights.vectors["rope_freqs"][: config.rope.n_rot // 2] if "rope_freqs" in weights else None
@@ -71,10 +71,7 @@ class Transformer:
 
     def new_cache(self, n_pages: int) -> None:
         """Allocate the page pool; pages read as zero until written, and take memory only then."""
-        self._cache = mmap.mmap(-1, max(n_pages * self.page_bytes, mmap.PAGESIZE))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without transparent huge pages
-                self._cache.madvise(mmap.MADV_HUGEPAGE)
+        self._cache = anonymous(n_pages * self.page_bytes)
         self._pages = np.frombuffer(self._cache, np.uint8)
         self._base, self.n_pages = int(self._pages.ctypes.data), n_pages
         self.work.cache_base[0] = self._base

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from chabok.compute.blocks import PAIR
 from chabok.compute.kernels import attention, matmul
 from chabok.compute.kernels.rows import SUMMARY_BLOCK, SUMMARY_RUN
-from chabok.compute.pool import aligned
+from chabok.compute.memory import aligned
 from chabok.models.config import Config
 
 FEW_ROWS = 4

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from chabok.compute.emit import F32, I32, I64, PTR, Function, Module, Type, Value
+from chabok.compute.emit import F16, F32, I16, I32, I64, PTR, Function, Module, Type, Value
 
 SIGNATURE = (("operands", PTR), ("thread", I64), ("threads", I64))
 """Every kernel: the address of its operands, the calling thread's number, how many threads take part."""
@@ -40,6 +40,19 @@ def begin(module: Module, symbol: str, fields: Sequence[str]) -> tuple[Function,
     """Begin a kernel with the given operand fields."""
     f = module.function(symbol, SIGNATURE)
     return f, Operands(f, fields)
+
+
+def numbers(format: str, at: Value, lanes: int = 1) -> Value:
+    """Unquantized weights that lie one after the other, as floats: F32, F16 or BF16."""
+
+    def of(kind: Type) -> Type:
+        return kind if lanes == 1 else kind * lanes
+
+    if format == "F32":
+        return at.load(of(F32))
+    if format == "F16":
+        return at.load(of(F16)).to_float()
+    return (at.load(of(I16)).zext(I32) << 16).bitcast(of(F32))
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from chabok.compute.blocks import STRIP
-from chabok.compute.emit import F16, F32, I16, I32, I64, PTR, Function, Module, Value
+from chabok.compute.emit import F32, I64, PTR, Function, Module
 from chabok.compute.isa import ISA
-from chabok.compute.kernels.common import Operands, in_tiles
+from chabok.compute.kernels.common import Operands, in_tiles, numbers
 from chabok.compute.kernels.matmul import MatMul
 from chabok.compute.kernels.product import Chunk, Product
 
@@ -15,14 +15,6 @@ class Floats(Product):
 
     def __init__(self, spec: MatMul, module: Module, isa: ISA) -> None:
         super().__init__(spec, module, isa, STRIP)
-
-    def load(self, f: Function, at: Value) -> Value:
-        """Sixteen weights as floats."""
-        if self.format.name == "F32":
-            return at.load(F32 * STRIP)
-        if self.format.name == "F16":
-            return at.load(F16 * STRIP).to_float()
-        return (at.load(I16 * STRIP).zext(I32) << 16).bitcast(F32 * STRIP)
 
     def tile(self, rows: int) -> Function:
         """A function that takes one pair of strips and ``rows`` rows."""
@@ -34,7 +26,10 @@ class Floats(Product):
         row_x = [x.at(f.const(r, I64) * x_stride) if r else x for r in range(rows)]
         with f.loop(0, k) as i:
             weights = [
-                self.load(f, (w.at(strip_bytes) if s else w).at(i, self.format.unit_bytes)) for s in range(2)
+                numbers(
+                    self.format.name, (w.at(strip_bytes) if s else w).at(i, self.format.unit_bytes), STRIP
+                )
+                for s in range(2)
             ]
             for r in range(rows):
                 value = row_x[r].at(i, 4).load(F32)

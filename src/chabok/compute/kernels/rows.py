@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chabok.compute.blocks import FORMATS, GROUP, STRIP
-from chabok.compute.emit import F16, F32, F64, I8, I16, I32, I64, Function, Module, Value
+from chabok.compute.emit import F16, F32, F64, I8, I32, I64, Function, Module, Value
 from chabok.compute.isa import ISA
-from chabok.compute.kernels.common import begin, chunks, exp, flagged, gelu_tanh, over_rows, silu
+from chabok.compute.kernels.common import begin, chunks, exp, flagged, gelu_tanh, numbers, over_rows, silu
 from chabok.compute.kernels.quantize import quantize_group, root_mean_square
 
 
@@ -57,17 +57,9 @@ class Embed:
                         for half, v in enumerate(self.group(f, unit, group, lane)):
                             values.store(v * ops.float("scale"), 128 * g + 64 * half)
                 else:
-                    values.store(self.number(unit.at(lane, fmt.block_bytes)) * ops.float("scale"))
+                    values.store(numbers(self.format, unit.at(lane, fmt.block_bytes)) * ops.float("scale"))
 
         over_rows(f, ops.ptr("rows").load(I64), ops.ptr("counter"), self.private, row)
-
-    def number(self, at: Value) -> Value:
-        """An unquantized element."""
-        if self.format == "F32":
-            return at.load(F32)
-        if self.format == "F16":
-            return at.load(F16).to_float()
-        return (at.load(I16).zext(I32) << 16).bitcast(F32)
 
     def group(self, f: Function, unit: Value, group: Value, lane: Value) -> list[Value]:
         """The 32 values of one row in a group, as two vectors."""
@@ -119,12 +111,11 @@ class Embed:
 
 @dataclass(frozen=True)
 class AddNorm:
-    """x += y, or x += y * norm / rms(y) with ``norm``: the residual sum after a block.
+    """x += y * norm / rms(y): the residual sum after a block whose result is normalized.
 
     ``private``: every thread adds into its own copy of x.
     """
 
-    norm: bool
     private: bool = False
 
     fields = ("rows", "x", "x_stride", "x_private", "y", "y_stride", "k", "norm", "eps", "counter")
@@ -132,7 +123,7 @@ class AddNorm:
     @property
     def symbol(self) -> str:
         """Name of the function."""
-        return flagged("add", norm=self.norm, private=self.private)
+        return flagged("add_norm", private=self.private)
 
     def emit(self, module: Module, isa: ISA) -> None:
         """Write the kernel."""
@@ -141,11 +132,9 @@ class AddNorm:
 
         def row(r: Value) -> None:
             to, y = x.at(r * ops.int("x_stride")), ops.ptr("y").at(r * ops.int("y_stride"))
-            factor = root_mean_square(f, y, ops.int("k"), ops.float("eps")) if self.norm else None
+            factor = root_mean_square(f, y, ops.int("k"), ops.float("eps"))
             with f.loop(0, ops.int("k"), 16) as i:
-                v = y.at(i, 4).load(F32 * 16)
-                if factor is not None:
-                    v = v * factor * ops.ptr("norm").at(i, 4).load(F32 * 16)
+                v = y.at(i, 4).load(F32 * 16) * factor * ops.ptr("norm").at(i, 4).load(F32 * 16)
                 to.at(i, 4).store(to.at(i, 4).load(F32 * 16) + v)
 
         over_rows(f, ops.ptr("rows").load(I64), ops.ptr("counter"), self.private, row)
