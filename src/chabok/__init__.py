@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from chabok.engine.aio import AsyncLLM
     from chabok.engine.llm import LLM
     from chabok.engine.request import Completion, SamplingParams
+    from chabok.errors import ChabokError
 
-__all__ = ["LLM", "AsyncLLM", "Completion", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "ChabokError", "Completion", "SamplingParams", "__version__"]
 
 _HOMES = {
     "LLM": "chabok.engine.llm",
     "AsyncLLM": "chabok.engine.aio",
     "SamplingParams": "chabok.engine.request",
     "Completion": "chabok.engine.request",
+    "ChabokError": "chabok.errors",
 }
 
 

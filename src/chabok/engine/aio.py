@@ -45,10 +45,10 @@ class AsyncStream:
     Leaving an ``async with`` block, or cancelling the task that waits for it, ends the generation early.
     """
 
-    def __init__(self, waker: _Waker, engine: Engine, request: Request) -> None:
+    def __init__(self, waker: _Waker, engine: Engine, request: Request, *, bounded: bool = True) -> None:
         self.news = asyncio.Event()
         self._waker = waker
-        self._handle = engine.submit(request, waker)
+        self._handle = engine.submit(request, waker, bounded=bounded)
         waker.streams.add(self)
 
     @property
@@ -161,15 +161,21 @@ class AsyncLLM:
 
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncStream:
         """Continue a prompt: ``async for token in await llm.stream(prompt)``."""
-        return self._submit(await asyncio.to_thread(self.llm.request, prompt, params))
+        return self.submit(await asyncio.to_thread(self.llm.request, prompt, params))
 
-    def _submit(self, request: Request) -> AsyncStream:
+    def submit(self, request: Request, *, bounded: bool = True) -> AsyncStream:
+        """Queue a request that is complete; to be called in the event loop that will read the stream.
+
+        bounded: see ``Engine.submit``.
+        Raises RequestError if it cannot be served, BusyError if the queue is full, StoppingError if the
+        engine is being drained.
+        """
         loop = asyncio.get_running_loop()
         waker = self._wakers.get(loop)
         if waker is None:
             self._wakers = {known: waker for known, waker in self._wakers.items() if not known.is_closed()}
             waker = self._wakers[loop] = _Waker(loop)
-        return AsyncStream(waker, self.llm.engine, request)
+        return AsyncStream(waker, self.llm.engine, request, bounded=bounded)
 
     async def chat_stream(
         self,
@@ -179,7 +185,7 @@ class AsyncLLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> AsyncStream:
         """Answer a conversation: ``async for token in await llm.chat_stream(messages)``."""
-        return self._submit(await asyncio.to_thread(self.llm.chat_request, messages, params, tools=tools))
+        return self.submit(await asyncio.to_thread(self.llm.chat_request, messages, params, tools=tools))
 
     @overload
     async def generate(  # type: ignore[overload-overlap]  # a str is a sequence of strings, to the type checker
@@ -204,7 +210,8 @@ class AsyncLLM:
         streams: list[AsyncStream] = []
         try:
             for prompt, each in zip(each_prompt(prompts), per_prompt(params, len(prompts)), strict=True):
-                streams.append(await self.stream(prompt, each))
+                request = await asyncio.to_thread(self.llm.request, prompt, each)
+                streams.append(self.submit(request, bounded=False))
             return [await stream.completion() for stream in streams]
         except BaseException:
             for stream in streams:

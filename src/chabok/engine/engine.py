@@ -14,18 +14,20 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from chabok.engine.handle import Handle
 from chabok.engine.interrupts import interrupts_after
 from chabok.engine.kv import PagePool, pages_for, root_key
+from chabok.engine.rate import Rate
 from chabok.engine.request import Completion, FinishReason, Request, Token
 from chabok.engine.sampler import Sampler
 from chabok.engine.scheduler import Scheduler
 from chabok.engine.sequence import Sequence
+from chabok.engine.stats import Stats
 from chabok.engine.stops import Detokenizer, Text
 from chabok.engine.timings import Timeline
-from chabok.errors import RequestError, ResourceError
+from chabok.errors import BusyError, RequestError, ResourceError, StoppingError
 from chabok.models.batch import PAGE_TOKENS, Batch, Logits, Model
 
 
@@ -38,6 +40,14 @@ class Tokenizer(Protocol):
 
     def stream(self) -> Detokenizer:
         """A new detokenizer."""
+
+
+class Queue(NamedTuple):
+    """Requests in an engine at an instant: how many have pages (running), how many wait, and their tokens."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
 
 
 class Engine:
@@ -58,6 +68,7 @@ class Engine:
         n_pages: int,
         max_batch: int = 64,
         budget_s: float = 0.03,
+        max_queue: int = 256,
     ) -> None:
         if context > n_pages * PAGE_TOKENS:
             raise ResourceError(
@@ -72,6 +83,11 @@ class Engine:
         self.scheduler = Scheduler(
             PagePool(n_pages), max_rows=model.max_rows, max_active=max_batch, budget_s=budget_s
         )
+        self.stats = Stats(n_pages)
+        self.max_queue = max_queue
+        self._rate = Rate()
+        self._stopping = False
+        self._given_up: BaseException | None = None
         self._inbox: deque[Sequence] = deque()
         self._cancelled: deque[Handle] = deque()
         self._n_submitted = 0
@@ -87,20 +103,34 @@ class Engine:
 
     # The caller's side, any thread.
 
-    def submit(self, request: Request, wake: Callable[[], None] | None = None) -> Handle:
-        """Queue a request. wake: see ``Handle.wake``."""
+    def submit(
+        self, request: Request, wake: Callable[[], None] | None = None, *, bounded: bool = True
+    ) -> Handle:
+        """Queue a request.
+
+        wake: see ``Handle.wake``. bounded: refuse it if the queue is full; a caller who waits for all its own
+        requests anyway may do without.
+        Raises RequestError if it cannot be served, BusyError if the queue is full, StoppingError while
+        draining.
+        """
         self._check_usable()
+        if self._stopping:
+            raise StoppingError("this model is being stopped and takes no more requests")
         self._check_request(request)
+        if bounded:
+            self._check_queue()
         params = request.params
         n_prompt = len(request.prompt)
         limit = self.context if params.max_tokens is None else min(self.context, n_prompt + params.max_tokens)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
         handle = Handle(self, wake)
-        self._n_submitted += 1
+        with self._news:
+            self._n_submitted += 1
+            number = self.stats.submitted = self._n_submitted
         sequence = Sequence(
             request,
             handle,
-            number=self._n_submitted,
+            number=number,
             limit=limit,
             end_ids=end_ids,
             root=root_key(self.model.fingerprint, request.salt),
@@ -112,6 +142,57 @@ class Engine:
         if self._waiters:
             self._notify()
         return handle
+
+    @property
+    def queue(self) -> Queue:
+        """What is in the engine now."""
+        waiting = (*self.scheduler.waiting, *self._inbox)
+        return Queue(len(self.scheduler.active), len(waiting), sum(sequence.pending for sequence in waiting))
+
+    def expected_wait_s(self) -> float:
+        """Seconds after which a request that came now would begin to be computed, by the speed measured so
+        far; 0 if it would begin at once or nothing was measured yet."""
+        scheduler, rate = self.scheduler, self._rate
+        waiting = (*scheduler.waiting, *self._inbox)
+        work = float(sum(sequence.pending for sequence in waiting))
+        if len(scheduler.active) + len(waiting) >= scheduler.max_active:
+            # Its turn comes when others have ended, answers included.
+            work += sum(rate.expected(sequence.limit - len(sequence.tokens)) for sequence in waiting)
+        return work * rate.row_s
+
+    def _check_queue(self) -> None:
+        scheduler = self.scheduler
+        free = scheduler.max_active - len(scheduler.active)
+        waiting = len(scheduler.waiting) + len(self._inbox)
+        if waiting - free >= self.max_queue:
+            with self._news:
+                self.stats.rejected += 1
+            # In half the time until all of them have begun, there is room for others who were told the same.
+            retry_s = max(1.0, self.expected_wait_s() / 2)
+            raise BusyError(
+                f"{waiting} requests are waiting, and the queue holds {self.max_queue}; "
+                f"try again in {retry_s:.0f} s",
+                retry_s,
+            )
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no more requests and return when all have ended (True) or the time is up (False).
+
+        Those that are left then fail with a StoppingError.
+        """
+        self._check_usable()
+        self._stopping = True
+        until = perf_counter() + timeout_s
+        self.wait(lambda: not self.has_work or perf_counter() >= until, until)
+        if not self.has_work:
+            return True
+        self._given_up = StoppingError(
+            f"the model was stopped {timeout_s:g} s after it was asked to, before this request ended"
+        )
+        if self._waiters:
+            self._notify()
+        self.wait(lambda: not self.has_work)
+        return False
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -147,8 +228,11 @@ class Engine:
         if self._waiters:
             self._notify()
 
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Return when ``ready()``, running steps meanwhile unless another thread does."""
+    def wait(self, ready: Callable[[], bool], until: float | None = None) -> None:
+        """Return when ``ready()``, running steps meanwhile unless another thread does.
+
+        until: instant of ``perf_counter`` at which ``ready()`` is asked again, whether there is news or not.
+        """
         while not ready():
             self._check_usable()
             if self._driver.acquire(blocking=False):
@@ -165,7 +249,7 @@ class Engine:
                     self._waiters += 1
                     try:
                         if not ready() and self._driver.locked():
-                            self._news.wait()
+                            self._news.wait(None if until is None else max(until - perf_counter(), 0))
                     finally:
                         self._waiters -= 1
 
@@ -229,6 +313,9 @@ class Engine:
                 self._take_messages()
             if self._deadlines:
                 self._expire()
+            if self._given_up is not None:
+                for sequence in (*scheduler.active, *scheduler.waiting):
+                    self._fail(sequence, self._given_up)
             batch = scheduler.plan()
             if not batch and scheduler.waiting:
                 raise RuntimeError("the scheduler found no room for a request in an empty cache")
@@ -239,17 +326,19 @@ class Engine:
             batch = []
         if batch:
             self._compute(batch)
+        self._look_around()
         if self._waiters:
             self._notify()
 
     def _compute(self, batch: Batch) -> None:
-        scheduler = self.scheduler
+        scheduler, stats = self.scheduler, self.stats
         planned = scheduler.planned
         started = perf_counter()
         if scheduler.n_prompt:
             for sequence in planned:
                 if sequence.timeline.started is None:
-                    sequence.timeline.started = started
+                    self._begin(sequence, started)
+        self._worst_gap = 0.0
         try:
             logits = self.model.forward(batch)
             now = perf_counter()
@@ -268,6 +357,30 @@ class Engine:
                     self._fail(sequence, error)
             if not isinstance(error, Exception):
                 raise
+        finally:
+            took = perf_counter() - started
+            self._rate.step(scheduler.n_decode + scheduler.n_prompt, took)
+            stats.steps += 1
+            stats.step_s += took
+            stats.batch.observe(len(planned))
+            if self._worst_gap:
+                stats.gap(started, self._worst_gap)
+
+    def _begin(self, sequence: Sequence, now: float) -> None:
+        """The first row of a sequence is about to be computed."""
+        stats, timeline = self.stats, sequence.timeline
+        timeline.started = now
+        stats.queue_s.observe(now - timeline.submitted)
+        stats.prompt_tokens += sequence.n_prompt
+        stats.cached_tokens_memory += sequence.cached - sequence.cached_disk
+        stats.cached_tokens_disk += sequence.cached_disk
+
+    def _look_around(self) -> None:
+        """Note how full everything is, at the end of a step."""
+        stats, scheduler, pool = self.stats, self.scheduler, self.scheduler.pool
+        stats.running, stats.waiting = len(scheduler.active), len(scheduler.waiting)
+        stats.pages_used, stats.pages_cached = pool.n_pages - pool.available, pool.cached
+        stats.preemptions = scheduler.preemptions
 
     def _take_messages(self) -> None:
         inbox, scheduler = self._inbox, self.scheduler
@@ -308,6 +421,8 @@ class Engine:
             if sequence.computed < sequence.n_prompt:
                 return now
             timeline.prefilled = now
+            if timeline.started is not None:
+                self.stats.prefill_s.observe(now - timeline.started)
             if sequence.limit == sequence.n_prompt:
                 self._finish(sequence, "length")
                 return now
@@ -333,9 +448,18 @@ class Engine:
         end = perf_counter()
         timeline.sample_s += chosen - now
         timeline.detokenize_s += end - chosen
-        timeline.last = end
-        if timeline.first is None:
+        if timeline.last is None:
             timeline.first = end
+            self.stats.ttft_s.observe(end - timeline.arrived)
+        else:
+            gap = end - timeline.last
+            self.stats.itl_s.observe(gap)
+            if gap > timeline.worst_gap:
+                timeline.worst_gap = gap
+            if gap > self._worst_gap:
+                self._worst_gap = gap
+        timeline.last = end
+        self.stats.output_tokens += 1
         if choice.logprob is not None:
             sequence.choices.append(choice)
         handle = sequence.handle
@@ -349,14 +473,19 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: FinishReason, stopped_by: str | int | None = None) -> None:
         self.scheduler.remove(sequence)
         sequence.timeline.finished = perf_counter()
+        self.stats.ended(reason, sequence.timeline)
         tokens = sequence.tokens[sequence.n_prompt :]
+        if reason in ("stop", "length"):
+            self._rate.ended(len(tokens))
         wanted = sequence.request.params.logprobs is not None
         handle = sequence.handle
         handle.completion = Completion(
             text=sequence.text.whole(),
             tokens=tokens,
             finish_reason=reason,
-            timings=sequence.timeline.timings(sequence.n_prompt, sequence.cached, len(tokens)),
+            timings=sequence.timeline.timings(
+                sequence.n_prompt, sequence.cached, len(tokens), sequence.cached_disk
+            ),
             stopped_by=stopped_by,
             logprobs=[choice.logprob or 0.0 for choice in sequence.choices] if wanted else None,
             top_logprobs=[choice.top for choice in sequence.choices] if wanted else None,
@@ -368,6 +497,7 @@ class Engine:
 
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
         self.scheduler.remove(sequence)
+        self.stats.finished["error"] += 1
         sequence.handle.error = error
         if sequence.handle.wake is not None:
             sequence.handle.wake()

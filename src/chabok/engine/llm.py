@@ -213,7 +213,7 @@ class LLM:
         handles: list[Handle] = []
         try:
             for prompt, each in zip(each_prompt(prompts), per_prompt(params, len(prompts)), strict=True):
-                handles.append(self.engine.submit(self.request(prompt, each)))
+                handles.append(self.engine.submit(self.request(prompt, each), bounded=False))
         except BaseException:
             _cancel(handles)
             raise

@@ -57,6 +57,7 @@ class Options:
     kv_memory: bytes of key-value cache; None for four contexts, but a quarter of the free memory at most.
     pack: keep the kernels' layout of the weights on disk.
     budget_s: how long a step may take while something is being generated.
+    max_queue: requests that may wait for their turn; more are refused (BusyError).
     """
 
     threads: int | None = None
@@ -65,9 +66,10 @@ class Options:
     kv_memory: int | None = None
     pack: bool = True
     budget_s: float = 0.03
+    max_queue: int = 256
 
     def __post_init__(self) -> None:
-        for name in ("threads", "context", "max_batch", "kv_memory"):
+        for name in ("threads", "context", "max_batch", "kv_memory", "max_queue"):
             value = getattr(self, name)
             if value is not None and (
                 isinstance(value, bool) or not hasattr(value, "__index__") or value < 1
@@ -96,6 +98,7 @@ class Loaded:
             n_pages=cache_pages(model.page_bytes, context, options),
             max_batch=options.max_batch,
             budget_s=options.budget_s,
+            max_queue=options.max_queue,
         )
 
     @cached_property

@@ -6,7 +6,10 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from chabok.engine.timings import Timings
 from chabok.errors import RequestError
@@ -153,16 +156,43 @@ def _is_number(value: object) -> bool:
     return hasattr(value, "__float__") and not isinstance(value, bool)
 
 
+class Matcher(Protocol):
+    """Which tokens may come next in one sequence."""
+
+    finished: bool
+    """Nothing may follow but the end of the text."""
+
+    def fill_mask(self, mask: NDArray[np.uint32]) -> None:
+        """Set the bit of each token that may come, uint32[ceil(vocab / 32)], lowest bit first."""
+
+    def accept(self, token: int) -> None:
+        """Take the token that was chosen."""
+
+    def forced(self) -> list[int]:
+        """Tokens that must come next whatever the model says; often none."""
+
+
+class Constraint(Protocol):
+    """What an answer may look like; shared by the sequences of a request."""
+
+    def matcher(self) -> Matcher:
+        """A fresh state, for one sequence."""
+
+
 @dataclass(slots=True)
 class Request:
     """One prompt to continue.
 
     prompt: token ids.
-    priority: higher goes first; equal ones in order of arrival.
+    client: who asks; clients of equal priority get equal shares of the work, however much one of them asks.
+    priority: higher goes first; equal ones of a client in order of their deadlines, then of arrival.
     deadline: instant of time.perf_counter() after which nobody wants the answer.
     arrived: instant the caller asked (before the prompt was tokenized); None: when it is submitted.
     tokenize_s: seconds spent on turning text into the prompt.
     salt: requests share cached prefixes only with those of the same salt.
+    constraint: what the answer must look like, if anything.
+    prompt_logprobs: also report the log probability of each prompt token and those of the n best there; None:
+    do not. Such a prompt is computed in full, whatever the prefix cache holds.
     prompt_logits: also keep the logits of every prompt position (costs prompt x vocabulary x 4 bytes).
     """
 
@@ -174,6 +204,9 @@ class Request:
     tokenize_s: float = 0.0
     salt: str = ""
     prompt_logits: bool = False
+    client: str = ""
+    constraint: Constraint | None = None
+    prompt_logprobs: int | None = None
 
 
 class Token(NamedTuple):
@@ -199,6 +232,8 @@ class Completion:
     those out.
     stopped_by: the stop string or token id that ended it, if one did.
     logprobs: of each token, where asked for; top_logprobs beside it: (id, logprob) of the most likely.
+    prompt_logprobs, prompt_top_logprobs: the same of each prompt token, where asked for; the first token,
+    which follows nothing, has None and ().
     """
 
     text: str
@@ -208,3 +243,5 @@ class Completion:
     stopped_by: str | int | None = None
     logprobs: list[float] | None = None
     top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
+    prompt_logprobs: list[float | None] | None = None
+    prompt_top_logprobs: list[tuple[tuple[int, float], ...]] | None = None

@@ -74,8 +74,9 @@ class Scheduler:
         self.planned: list[Sequence] = []
         self.n_decode = 0
         self.n_prompt = 0
+        self.preemptions = 0
         self._max_rows = max_rows
-        self._max_active = min(max_active, max_rows)
+        self.max_active = min(max_active, max_rows)
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn."""
@@ -127,6 +128,7 @@ class Scheduler:
         self.active.remove(sequence)
         self._release(sequence)
         sequence.timeline.preemptions += 1
+        self.preemptions += 1
         self.add(sequence)
 
     def _plan_prompts(self, batch: Batch) -> None:
@@ -173,7 +175,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence the cached pages of its beginning and new ones for the rest; False if there
         is no room."""
-        if len(self.active) >= self._max_active:
+        if len(self.active) >= self.max_active:
             return False
         pool = self.pool
         found: list[int] = []

@@ -25,8 +25,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "cached", "choices", "chunk", "computed", "end_ids", "handle", "keys", "limit", "n_kept", "n_pages",
-        "n_prompt", "order", "request", "root", "sampler", "segment", "text", "timeline", "tokens",
+        "cached", "cached_disk", "choices", "chunk", "computed", "end_ids", "handle", "keys", "limit",
+        "n_kept", "n_pages", "n_prompt", "order", "request", "root", "sampler", "segment", "text", "timeline",
+        "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -56,7 +57,8 @@ class Sequence:
         self.order = (-request.priority, deadline, number)
         self.choices: list[Choice] = []  # kept where log probabilities are asked for
         self.computed = 0
-        self.cached = 0
+        self.cached = 0  # prompt tokens that came from the prefix cache
+        self.cached_disk = 0  # of them, those that came from its disk tier
         self.keys: list[Key] = []  # of its full pages, as far as they were asked for
         self.n_kept = 0  # leading pages that the pool knows by their keys
         self.n_pages = 0

@@ -17,7 +17,9 @@ class Timings:
     decode_s: from the first token to the last.
     sample_s, detokenize_s: choosing tokens and turning them into text, summed over all tokens.
     total_s: from the caller's call to the end.
-    cached_tokens: prompt tokens whose keys and values were in the prefix cache already.
+    worst_gap_s: the longest time between two tokens of the answer.
+    cached_tokens: prompt tokens whose keys and values were in the prefix cache already, in memory
+    (cached_tokens_memory) or on disk (cached_tokens_disk).
     preemptions: how often the sequence gave its pages up to others and was recomputed.
     """
 
@@ -29,8 +31,11 @@ class Timings:
     sample_s: float = 0.0
     detokenize_s: float = 0.0
     total_s: float = 0.0
+    worst_gap_s: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    cached_tokens_memory: int = 0
+    cached_tokens_disk: int = 0
     output_tokens: int = 0
     preemptions: int = 0
 
@@ -59,7 +64,7 @@ class Timeline:
 
     __slots__ = (
         "arrived", "detokenize_s", "finished", "first", "last", "preemptions", "prefilled", "sample_s",
-        "started", "submitted", "tokenize_s",
+        "started", "submitted", "tokenize_s", "worst_gap",
     )  # fmt: skip
 
     def __init__(self, arrived: float | None, tokenize_s: float) -> None:
@@ -73,10 +78,16 @@ class Timeline:
         self.finished: float | None = None
         self.sample_s = 0.0
         self.detokenize_s = 0.0
+        self.worst_gap = 0.0
         self.preemptions = 0
 
-    def timings(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> Timings:
-        """Derive the durations; a stage that was never reached counts up to the end."""
+    def timings(
+        self, prompt_tokens: int, cached_tokens: int, output_tokens: int, cached_disk: int = 0
+    ) -> Timings:
+        """Derive the durations; a stage that was never reached counts up to the end.
+
+        cached_tokens: of both tiers; cached_disk: those of them that came from disk.
+        """
         end = perf_counter() if self.finished is None else self.finished
         started = end if self.started is None else self.started
         prefilled = end if self.prefilled is None else self.prefilled
@@ -89,8 +100,11 @@ class Timeline:
             sample_s=self.sample_s,
             detokenize_s=self.detokenize_s,
             total_s=end - self.arrived,
+            worst_gap_s=self.worst_gap,
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
+            cached_tokens_memory=cached_tokens - cached_disk,
+            cached_tokens_disk=cached_disk,
             output_tokens=output_tokens,
             preemptions=self.preemptions,
         )
