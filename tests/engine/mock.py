@@ -109,6 +109,9 @@ class ByteTokenizer:
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
         return bytes(i for i in ids if i < 256).decode(errors="replace")
 
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
     def stream(self) -> ByteDetokenizer:
         return ByteDetokenizer()
 

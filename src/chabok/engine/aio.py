@@ -13,6 +13,7 @@ from weakref import WeakSet
 from chabok.engine.engine import Engine
 from chabok.engine.llm import LLM, Message, Prompt, each_prompt, is_prompt, per_prompt, single
 from chabok.engine.request import Completion, Request, SamplingParams, Token
+from chabok.engine.timings import Timings
 
 if TYPE_CHECKING:
     from chabok.checkpoints.progress import Progress
@@ -45,8 +46,16 @@ class AsyncStream:
     Leaving an ``async with`` block, or cancelling the task that waits for it, ends the generation early.
     """
 
-    def __init__(self, waker: _Waker, engine: Engine, request: Request, *, bounded: bool = True) -> None:
-        self.news = asyncio.Event()
+    def __init__(
+        self,
+        waker: _Waker,
+        engine: Engine,
+        request: Request,
+        news: asyncio.Event | None = None,
+        *,
+        bounded: bool = True,
+    ) -> None:
+        self.news = news or asyncio.Event()
         self._waker = waker
         self._handle = engine.submit(request, waker, bounded=bounded)
         waker.streams.add(self)
@@ -55,6 +64,26 @@ class AsyncStream:
     def has_news(self) -> bool:
         """Whether something can be read without waiting."""
         return bool(self._handle.tokens) or self._handle.done
+
+    @property
+    def done(self) -> bool:
+        """Whether it ended, well or not; tokens may still be there to take."""
+        return self._handle.done
+
+    @property
+    def timings(self) -> Timings:
+        """How long its stages took so far; all up to the prompt's end is final with the first token."""
+        return self._handle.timings()
+
+    def take(self) -> list[Token]:
+        """The tokens that can be read without waiting, possibly none."""
+        tokens = self._handle.tokens
+        return [tokens.popleft() for _ in range(len(tokens))]
+
+    def result(self) -> Completion:
+        """The whole answer of a stream that is ``done``. Raises what made it fail."""
+        self._waker.streams.discard(self)
+        return self._handle.result()
 
     def __aiter__(self) -> AsyncIterator[Token]:
         return self
@@ -163,10 +192,12 @@ class AsyncLLM:
         """Continue a prompt: ``async for token in await llm.stream(prompt)``."""
         return self.submit(await asyncio.to_thread(self.llm.request, prompt, params))
 
-    def submit(self, request: Request, *, bounded: bool = True) -> AsyncStream:
+    def submit(
+        self, request: Request, news: asyncio.Event | None = None, *, bounded: bool = True
+    ) -> AsyncStream:
         """Queue a request that is complete; to be called in the event loop that will read the stream.
 
-        bounded: see ``Engine.submit``.
+        news: set whenever the stream has news; several may share one. bounded: see ``Engine.submit``.
         Raises RequestError if it cannot be served, BusyError if the queue is full, StoppingError if the
         engine is being drained.
         """
@@ -175,7 +206,7 @@ class AsyncLLM:
         if waker is None:
             self._wakers = {known: waker for known, waker in self._wakers.items() if not known.is_closed()}
             waker = self._wakers[loop] = _Waker(loop)
-        return AsyncStream(waker, self.llm.engine, request, bounded=bounded)
+        return AsyncStream(waker, self.llm.engine, request, news, bounded=bounded)
 
     async def chat_stream(
         self,

@@ -138,6 +138,7 @@ class Engine:
             text=Text(self._tokenizer.stream(), params.stop),
             timeline=Timeline(request.arrived, request.tokenize_s),
         )
+        handle.timings = sequence.timings
         self._inbox.append(sequence)
         if self._waiters:
             self._notify()
@@ -478,14 +479,13 @@ class Engine:
         if reason in ("stop", "length"):
             self._rate.ended(len(tokens))
         wanted = sequence.request.params.logprobs is not None
-        handle = sequence.handle
+        handle, timings = sequence.handle, sequence.timings()
+        handle.timings = lambda: timings  # and the sequence is free to go
         handle.completion = Completion(
             text=sequence.text.whole(),
             tokens=tokens,
             finish_reason=reason,
-            timings=sequence.timeline.timings(
-                sequence.n_prompt, sequence.cached, len(tokens), sequence.cached_disk
-            ),
+            timings=timings,
             stopped_by=stopped_by,
             logprobs=[choice.logprob or 0.0 for choice in sequence.choices] if wanted else None,
             top_logprobs=[choice.top for choice in sequence.choices] if wanted else None,
@@ -498,6 +498,8 @@ class Engine:
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
         self.scheduler.remove(sequence)
         self.stats.finished["error"] += 1
+        timings = sequence.timings()
+        sequence.handle.timings = lambda: timings
         sequence.handle.error = error
         if sequence.handle.wake is not None:
             sequence.handle.wake()

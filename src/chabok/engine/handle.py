@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chabok.engine.request import Completion, Token
+from chabok.engine.timings import Timings
 
 if TYPE_CHECKING:
     from chabok.engine.engine import Engine
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class Handle:
     """A submitted request. Iterate over it for tokens, or ask for the result; either waits."""
 
-    __slots__ = ("_engine", "completion", "error", "prompt_logits", "tokens", "wake")
+    __slots__ = ("_engine", "completion", "error", "prompt_logits", "timings", "tokens", "wake")
 
     def __init__(self, engine: Engine, wake: Callable[[], None] | None) -> None:
         self._engine = engine
@@ -27,6 +28,8 @@ class Handle:
         self.completion: Completion | None = None
         self.error: BaseException | None = None
         self.prompt_logits: list[NDArray[np.float32]] = []
+        self.timings: Callable[[], Timings] = Timings
+        """How long its stages took so far; all up to the prompt's end is final with the first token."""
         self.wake = wake
         """Called by the thread that runs the step when there is news; must be quick and must not raise."""
 

@@ -144,10 +144,20 @@ class LLM:
         """Text of token ids."""
         return self._loaded.tokenizer.decode(_ids(tokens), skip_special)
 
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token, possibly part of a character."""
+        return self._loaded.tokenizer.token_bytes(token)
+
     def tokenize_chat(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
     ) -> list[int]:
-        """Token ids of a conversation in the model's own format, up to where its answer begins."""
+        """Token ids of a conversation in the model's own format, up to where its answer begins.
+
+        variables: further names its template knows, such as enable_thinking.
+        """
         if isinstance(messages, str) or not (
             isinstance(messages, Sequence) and all(isinstance(message, Mapping) for message in messages)
         ):
@@ -156,7 +166,7 @@ class LLM:
                 "to continue a plain text, use generate()"
             )
         try:
-            return self._loaded.template.encode(messages, tools=tools)
+            return self._loaded.template.encode(messages, tools=tools, **variables)
         except RecursionError:
             raise RequestError("the messages are nested too deep") from None
 

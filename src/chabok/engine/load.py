@@ -38,12 +38,19 @@ class TextSide(Tokenizer, Protocol):
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of token ids."""
 
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token, possibly part of a character."""
+
 
 class Template(Protocol):
     """A chat template."""
 
     def encode(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
     ) -> list[int]:
         """Token ids of a conversation up to where the answer begins."""
 

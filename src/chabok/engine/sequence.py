@@ -10,7 +10,7 @@ from chabok.engine.kv import Key, next_key
 from chabok.engine.request import Request
 from chabok.engine.sampler import Choice, Sampler
 from chabok.engine.stops import Text
-from chabok.engine.timings import Timeline
+from chabok.engine.timings import Timeline, Timings
 from chabok.models.batch import PAGE_TOKENS, Segment
 
 if TYPE_CHECKING:
@@ -93,6 +93,11 @@ class Sequence:
         """Its pages in order."""
         table: list[int] = self.segment.pages[: self.n_pages].tolist()
         return table
+
+    def timings(self) -> Timings:
+        """How long its stages took so far."""
+        n_out = len(self.tokens) - self.n_prompt
+        return self.timeline.timings(self.n_prompt, self.cached, n_out, self.cached_disk)
 
     def place(self, n: int) -> Segment:
         """Its next n rows as a segment of the coming step."""

@@ -1,0 +1,96 @@
+"""The server as an ASGI application: every interface's paths, request ids, and errors told in its form."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from chabok.server import openai
+from chabok.server.errors import RefusedError, answer
+from chabok.server.streaming import GoneError
+
+if TYPE_CHECKING:
+    from chabok.server.roster import Roster
+    from chabok.server.settings import Settings
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+def routes() -> list[BaseRoute]:
+    """The paths of every interface."""
+    return [*openai.routes()]
+
+
+def build(roster: Roster, settings: Settings) -> ASGIApp:
+    """The application that serves the models of a roster."""
+    return Server(roster, settings)
+
+
+class Server:
+    """Gives each request an id, hands it to its handler, and tells errors in the form of its interface.
+
+    ``scope["chabok"]`` is this object, ``scope["state"]["request_id"]`` the id.
+    """
+
+    def __init__(self, roster: Roster, settings: Settings) -> None:
+        self.roster = roster
+        self.settings = settings
+        self._router = Router(routes())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's request."""
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["arrived"] = perf_counter()
+        request_id = _request_id(scope)
+        state["request_id"] = request_id.decode()
+        scope["chabok"] = scope["app"] = self
+        started = False
+
+        async def reply(message: Message) -> None:
+            nonlocal started
+            if not started:
+                started = True
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        try:
+            await self._router(scope, receive, reply)
+        except GoneError:
+            return  # and the connection is closed
+        except HTTPException as error:
+            if started:
+                raise
+            await answer(_named(error, scope), scope["path"])(scope, receive, reply)
+        except Exception as error:
+            if started:
+                raise
+            await answer(error, scope["path"])(scope, receive, reply)
+
+
+def _request_id(scope: Scope) -> bytes:
+    """The client's own id if it is harmless, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _SANE_ID.fullmatch(value):
+            return bytes(value)
+    return b"req-" + secrets.token_hex(12).encode()
+
+
+def _named(error: HTTPException, scope: Scope) -> RefusedError:
+    """An error of the router with the path and what to do."""
+    what = f"{scope['method']} {scope['path']}"
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return RefusedError(404, f"there is no {scope['path']} here", "not_found", headers)
+    if error.status_code == 405:
+        allowed = headers.get("Allow", "")
+        return RefusedError(405, f"{what} is not possible; use {allowed}", "method_not_allowed", headers)
+    return RefusedError(error.status_code, error.detail, "", headers)

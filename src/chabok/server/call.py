@@ -1,0 +1,67 @@
+"""One HTTP request to a dialect's handler, which may answer as an ASGI application does."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from chabok.server.bodies import Body
+from chabok.server.errors import encode
+
+if TYPE_CHECKING:
+    from chabok.server.app import Server
+
+T = TypeVar("T", bound=Struct)
+
+Handler = Callable[["Call"], Awaitable[None]]
+
+
+class Call(Request):
+    """A request with the server that received it. ``state.caller``: who asks; ``state.request_id``."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__(scope, receive, send)
+        self.server: Server = scope["chabok"]
+        self.reply = send
+        self.arrived: float = getattr(self.state, "arrived", None) or perf_counter()
+
+    @property
+    def request_id(self) -> str:
+        """Of the X-Request-Id header."""
+        return str(self.state.request_id)
+
+    async def parse(self, body: Body[T]) -> T:
+        """The body, read within the server's limit."""
+        limit = self.server.settings.max_body
+        return await body.read(self.stream(), self.headers.get("content-length"), limit)
+
+    async def json(  # type: ignore[override]
+        self, value: object, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
+        """Answer with JSON."""
+        await self.answer(encode(value), "application/json", status, headers)
+
+    async def answer(
+        self, body: bytes, media_type: str, status: int = 200, headers: dict[str, str] | None = None
+    ) -> None:
+        """Answer with a body that is whole."""
+        lines = [(b"content-type", media_type.encode()), (b"content-length", b"%d" % len(body))]
+        lines += [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        await self.reply({"type": "http.response.start", "status": status, "headers": lines})
+        await self.reply({"type": "http.response.body", "body": body})
+
+
+class Endpoint:
+    """Makes a handler of calls an ASGI application: ``Route("/v1/models", Endpoint(models))``."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await self.handler(Call(scope, receive, send))

@@ -1,0 +1,118 @@
+"""A running server on tiny models, shared by all tests of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvicorn
+
+from chabok import LLM, AsyncLLM
+from chabok.errors import UnknownModelError
+from chabok.server.app import build
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@dataclass
+class Running:
+    """A server in a thread of its own. llms: its models, by name."""
+
+    url: str
+    llms: dict[str, LLM]
+    loop: asyncio.AbstractEventLoop
+    server: uvicorn.Server
+    app: Any = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def v1(self) -> str:
+        return self.url + "/v1"
+
+    @property
+    def llm(self) -> LLM:
+        """The first model."""
+        return next(iter(self.llms.values()))
+
+
+class FixtureRoster:
+    """Models that are loaded already."""
+
+    def __init__(self, llms: dict[str, LLM], sampling: dict[str, Any]) -> None:
+        self.served = {
+            name: SimpleNamespace(
+                name=name,
+                llm=AsyncLLM.of(llm),
+                created=1.0,
+                settings=SimpleNamespace(sampling=sampling, system=None, priority=0),
+            )
+            for name, llm in llms.items()
+        }
+
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[Any]:
+        if name in ("", "default"):
+            name = next(iter(self.served))
+        if name not in self.served:
+            raise UnknownModelError(f"there is no model {name!r}; did you mean {next(iter(self.served))!r}?")
+        yield self.served[name]
+
+    def entries(self) -> list[Any]:
+        return [SimpleNamespace(name=name, loaded=True, modified=1.0) for name in self.served]
+
+
+class WithCaller:
+    """Stands in for authentication: everybody is nobody in particular."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scope.setdefault("state", {})["caller"] = SimpleNamespace(name="", salt="")
+        await self.app(scope, receive, send)
+
+
+def start(app: Any) -> tuple[uvicorn.Server, threading.Thread, str, asyncio.AbstractEventLoop]:
+    """Run an application on a free port, in a thread."""
+    config = uvicorn.Config(app, port=0, log_level="warning", http="httptools", loop="uvloop", lifespan="off")
+    server = uvicorn.Server(config)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve()
+
+    runner = asyncio.Runner(loop_factory=config.get_loop_factory())
+    thread = threading.Thread(target=lambda: runner.run(serve()), daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.01)
+        assert thread.is_alive(), "the server ended before it began"
+    port = server.servers[0].sockets[0].getsockname()[1]
+    return server, thread, f"http://127.0.0.1:{port}", loops[0]
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[Running]:
+    """The server: models "tiny" (byte-level BPE) and "tiny-spm" (SentencePiece), greedy by default."""
+    llms = {
+        "tiny": LLM(FIXTURES / "llama.gguf", threads=1, pack=False),
+        "tiny-spm": LLM(FIXTURES / "gemma3.gguf", threads=1, pack=False),
+    }
+    settings: Any = SimpleNamespace(max_body=8 * 2**20, write_timeout=5.0)
+    roster: Any = FixtureRoster(llms, {"temperature": 0.0})
+    app = WithCaller(build(roster, settings))
+    server, thread, url, loop = start(app)
+    yield Running(url, llms, loop, server, app)
+    server.should_exit = True
+    thread.join(10)
+    for llm in llms.values():
+        llm.close()
