@@ -69,8 +69,11 @@ async def prepare(ask: Ask, served: Served, caller: Caller) -> Prepared:
                 arrived=arrived,
                 tokenize_s=tokenize_s,
                 salt=caller.salt,
+                client=caller.name,
+                prompt_logprobs=ask.prompt_logprobs,
             )
-            streams.append(served.llm.submit(request, news))
+            # The queue's limit is for requests; answers of one that was taken may go beyond it.
+            streams.append(served.llm.submit(request, news, bounded=index == 0))
     except BaseException:
         for stream in streams:
             stream.close()
