@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from tests.compute.harness import NOTHING, Array, Machine, count, place
 
 from chabok.compute.kernels import attention, matmul
-from chabok.compute.kernels.attention import PAGE, SPAN_PAGES, Attention, Merge, RopeStore, head_bytes
+from chabok.compute.kernels.attention import PAGE, SPAN_PAGES, Attention, Merge, head_bytes
+from chabok.compute.kernels.rope import RopeStore
 from chabok.compute.memory import aligned
 
 SPAN = PAGE * SPAN_PAGES

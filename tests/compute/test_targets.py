@@ -9,10 +9,11 @@ import pytest
 from chabok.compute import isa, pool
 from chabok.compute.blocks import FORMATS
 from chabok.compute.isa import ISA
-from chabok.compute.kernels.attention import Attention, Merge, RopeStore
+from chabok.compute.kernels.attention import Attention, Merge
 from chabok.compute.kernels.experts import Choose, Combine, Sort, Spread
 from chabok.compute.kernels.matmul import EPILOGUES, MatMul
 from chabok.compute.kernels.quantize import Quantize
+from chabok.compute.kernels.rope import RopeStore
 from chabok.compute.kernels.rows import AddNorm, Embed, Gate, Gather, Pick, Summarize
 from chabok.compute.library import Spec, assembly_text, compile_object
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from chabok.compute.kernels.attention import Attention, Merge, RopeStore
+from chabok.compute.kernels.attention import Attention, Merge
 from chabok.compute.kernels.experts import Choose, Combine, Sort, Spread
 from chabok.compute.kernels.matmul import MatMul
 from chabok.compute.kernels.quantize import Quantize
+from chabok.compute.kernels.rope import RopeStore
 from chabok.compute.kernels.rows import AddNorm, Embed, Gate, Gather, Pick, Summarize
 from chabok.compute.program import Operand, Program
 from chabok.models.config import Config

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chabok.compute.emit import F16, F32, I16, I32, I64, PTR, Function, Module, Value
+from chabok.compute.emit import F16, F32, I32, I64, PTR, Function, Module, Value
 from chabok.compute.isa import ISA
 from chabok.compute.kernels.common import begin, chunks, exp, flagged, in_tiles, over_rows
-from chabok.compute.kernels.quantize import quantize_group, root_mean_square
+from chabok.compute.kernels.quantize import quantize_group
 
 PAGE = 64
 """Tokens of a page."""
@@ -36,6 +36,9 @@ span, end span, slot."""
 ROW_BLOCK = 16
 """Most rows of an item."""
 
+NEXT = [("next", PTR)]
+"""The argument of functions that ask for what is read next."""
+
 NEVER = -1e30
 """The peak of no scores: finite, so that differences of peaks are never NaN."""
 
@@ -48,96 +51,6 @@ def head_bytes(head_dim: int) -> int:
 def partial_floats(head_dim: int) -> int:
     """Floats of one head's unfinished result: peak, sum, padding to 16, then head_dim weighted values."""
     return 16 + head_dim
-
-
-@dataclass(frozen=True)
-class RopeStore:
-    """Rotates queries and keys by their positions and files keys and values in their pages.
-
-    qkv float32[rows, (heads + 2 * kv_heads) * head_dim]: queries are rotated in place and scaled, keys and
-    values become f16 in the cache. Dimension i turns with i + half; with ``norms``, each head is first
-    divided by its root mean square and multiplied by a weight of its own (q_norm, k_norm). Half of the
-    table's row is cosines, half sines.
-
-    Su et al., "RoFormer" (2021).
-    """
-
-    head_dim: int
-    norms: bool = False
-
-    fields = ("rows", "qkv", "qkv_stride", "heads", "kv_heads", "positions", "pages", "layer", "table",
-              "q_scale", "q_norm", "k_norm", "eps", "counter")  # fmt: skip
-
-    @property
-    def symbol(self) -> str:
-        """Name of the function."""
-        return flagged(f"rope_store_{self.head_dim}", norms=self.norms)
-
-    def emit(self, module: Module, isa: ISA) -> None:
-        """Write the kernel."""
-        f, ops = begin(module, self.symbol, self.fields)
-        dim = self.head_dim
-        rows, heads, kv_heads = ops.ptr("rows").load(I64), ops.int("heads"), ops.int("kv_heads")
-        all_heads = heads + kv_heads * 2
-        blocks = (rows + 15) // 16
-        # An item is one head of sixteen rows: threads then rarely write to the same line of a transposed
-        # page.
-        with (
-            chunks(f, ops.ptr("counter"), blocks * all_heads, 2) as (start, stop),
-            f.loop(start, stop) as item,
-        ):
-            head, first = item % all_heads, item // all_heads * 16
-            with f.loop(first, f.minimum(first + 16, rows)) as r:
-                x = ops.ptr("qkv").at(r * ops.int("qkv_stride")).at(head, 4 * dim)
-                position = ops.ptr("positions").at(r, 4).load(I32).sext(I64)
-                with f.either(head < heads) as otherwise:
-                    rotated = self.rotate(
-                        f, ops.ptr("table"), x, position, ops.ptr("q_norm"), ops.float("eps")
-                    )
-                    for i, v in enumerate(rotated):
-                        x.store(v * ops.float("q_scale"), 64 * i)
-                    otherwise()
-                    page = ops.ptr("pages").at(r, 8).load(PTR, align=8).at(ops.int("layer"))
-                    token = position & (PAGE - 1)
-                    is_key = head < heads + kv_heads
-                    kv_head = is_key.select(head - heads, head - heads - kv_heads)
-                    keys = page.at(kv_head, head_bytes(dim))
-                    with f.either(is_key) as value_branch:
-                        rotated = self.rotate(
-                            f, ops.ptr("table"), x, position, ops.ptr("k_norm"), ops.float("eps")
-                        )
-                        column = keys.at(token, 2)
-                        for i, v in enumerate(rotated):
-                            narrow = _to_half(f, v).bitcast(I16 * 16)
-                            for lane in range(16):
-                                column.store(narrow.lane(lane), (16 * i + lane) * PAGE * 2)
-                        value_branch()
-                        values = keys.at(PAGE * dim * 2).at(token, dim * 2)
-                        for i in range(dim // 16):
-                            values.store(_to_half(f, x.load(F32 * 16, 64 * i)), 32 * i)
-
-    def rotate(
-        self, f: Function, table: Value, x: Value, position: Value, norm: Value, eps: Value
-    ) -> list[Value]:
-        """A head's vectors of 16, normalized if asked, rotated."""
-        n = self.head_dim // 16
-        v = [x.load(F32 * 16, 64 * i) for i in range(n)]
-        if self.norms:
-            factor = root_mean_square(f, x, f.const(self.head_dim, I64), eps)
-            v = [a * factor * norm.load(F32 * 16, 64 * i) for i, a in enumerate(v)]
-        turn = table.at(position, 4 * self.head_dim)
-        low, high = [], []
-        for i in range(n // 2):
-            cos, sin = turn.load(F32 * 16, 64 * i), turn.load(F32 * 16, 64 * (n // 2 + i))
-            a, b = v[i], v[n // 2 + i]
-            low.append(f.fma(a, cos, -(b * sin)))
-            high.append(f.fma(b, cos, a * sin))
-        return low + high
-
-
-def _to_half(f: Function, v: Value) -> Value:
-    """Floats as f16, kept within its range."""
-    return f.maximum(f.minimum(v, 65504.0), -65504.0).to_float(F16)
 
 
 @dataclass(frozen=True)
@@ -181,6 +94,10 @@ class Attention:
         score = {n: self.scores(module, n, vectors) for n in sizes}
         across = max(v for v in range(1, vectors + 1) if self.head_dim // 16 % v == 0)
         weigh = {n: self.weighted(module, n, across) for n in sizes}
+        # A single row's queries in tiles; the first asks for what will be read next.
+        tiles = split(self.group, sizes)
+        score_ahead = self.scores(module, tiles[0], vectors, ahead=True)
+        weigh_ahead = self.weighted(module, tiles[0], across, ahead=True)
         soften = self.soften(module)
         merge = merge_function(module, self.symbol, self.head_dim)
         f, ops = begin(module, self.symbol, self.fields)
@@ -190,26 +107,32 @@ class Attention:
         spans, totals = scratch.at(self.queries * 4 * PAGE), scratch.at(self.queries * (4 * PAGE + state))
         units = ops.ptr("n_items").load(I64) * kv_heads
         with chunks(f, ops.ptr("counter"), units, 1) as (unit, _):
+            # Units are taken one at a time: this thread's next is about as many on as there are threads.
+            coming = f.minimum(unit + f.args[2], units - 1)
             head = unit % kv_heads
             item = ops.ptr("items").at(unit // kv_heads, ITEM_BYTES)
             first_row, n_rows, position = item.load(I64), item.load(I64, 8), item.load(I64, 16)
             page_list, cache = item.load(PTR, 24, align=8), ops.ptr("cache").load(PTR, align=8)
 
-            def keys_of(page: Value) -> Value:
-                """Where a page keeps this layer's and head's keys."""
+            def keys_of(page: Value, page_list: Value = page_list, head: Value = head) -> Value:
+                """Where a page keeps this layer's and a head's keys."""
                 number = page_list.at(page, 4).load(I32).sext(I64)
                 start = cache.at(number * ops.int("page_bytes")).at(ops.int("layer"))
                 return start.at(head, head_bytes(dim))
 
             slot = item.load(I64, 48)
-            queries = n_rows * group
-            q = ops.ptr("qkv").at(first_row * ops.int("qkv_stride")).at(head, 4 * group * dim)
+            queries, single = n_rows * group, n_rows.eq(1)
+            q_stride = ops.int("qkv_stride")
+            q = ops.ptr("qkv").at(first_row * q_stride).at(head, 4 * group * dim)
             last = position + n_rows - 1
             oldest = f.const(0, I64)
             if self.window:
                 oldest = f.maximum(position - ops.int("window") + 1, 0) // PAGE
             with f.loop(0, queries) as i:
                 self.reset(f, totals.at(i, state))
+            end = f.minimum(item.load(I64, 40) * SPAN_PAGES, last // PAGE + 1)
+            next_item, next_head = ops.ptr("items").at(coming // kv_heads, ITEM_BYTES), coming % kv_heads
+            next_list, next_page = next_item.load(PTR, 24, align=8), next_item.load(I64, 32) * SPAN_PAGES
             with f.loop(item.load(I64, 32), item.load(I64, 40)) as span:
                 with f.loop(0, queries) as i:
                     self.reset(f, spans.at(i, state))
@@ -217,13 +140,18 @@ class Attention:
                 end_page = f.minimum((span + 1) * SPAN_PAGES, last // PAGE + 1)
                 with f.loop(first_page, end_page) as page:
                     keys = keys_of(page)
-                    # For a single row, values are on their way while keys are scored, and the next page's
-                    # keys while values are summed.
-                    with f.when(n_rows.eq(1)):
-                        for line in range(0, PAGE * dim * 2, 64):
-                            keys.prefetch(PAGE * dim * 2 + line)
-                    in_tiles(f, queries, sizes, lambda n, i: f.invoke(
-                        score[n], q, ops.int("qkv_stride"), i, keys, scratch.at(i, 4 * PAGE)))  # fmt: skip
+                    values = keys.at(PAGE * dim * 2)
+                    # A single row waits for memory: values are on their way while keys are scored, and the
+                    # next keys while values are summed, a line at a time, or the core would stand still until
+                    # all are asked for.
+                    with f.either(single) as otherwise:
+                        f.invoke(score_ahead, q, q_stride, f.const(0, I64), keys, scratch, values)
+                        for n, at in tiles_after_first(tiles):
+                            query = f.const(at, I64)
+                            f.invoke(score[n], q, q_stride, query, keys, scratch.at(4 * PAGE * at))
+                        otherwise()
+                        in_tiles(f, queries, sizes, lambda n, i: f.invoke(
+                            score[n], q, q_stride, i, keys, scratch.at(i, 4 * PAGE)))  # fmt: skip
                     with f.loop(0, queries) as i:
                         weights, state_at, row = (
                             scratch.at(i, 4 * PAGE),
@@ -232,15 +160,18 @@ class Attention:
                         )
                         window, cap = ops.int("window"), ops.float("cap")
                         f.invoke(soften, weights, state_at, page * PAGE, row, window, cap)
-                    values = keys.at(PAGE * dim * 2)
-                    with f.when(n_rows.eq(1)):
-                        following = keys_of(f.minimum(page + 1, last // PAGE))
-                        for line in range(0, PAGE * dim * 2, 64):
-                            following.prefetch(line)
                     # Keys that no row of the block sees have no weight: their values are not even read.
                     seen = f.minimum(last + 1 - page * PAGE, PAGE)
-                    in_tiles(f, queries, sizes, lambda n, i: f.invoke(
-                        weigh[n], scratch.at(i, 4 * PAGE), values, spans.at(i, state), seen))  # fmt: skip
+                    with f.either(single) as otherwise:
+                        following = (page + 1 < end).select(
+                            keys_of(f.minimum(page + 1, end - 1)), keys_of(next_page, next_list, next_head)
+                        )
+                        f.invoke(weigh_ahead, scratch, values, spans, seen, following)
+                        for n, at in tiles_after_first(tiles):
+                            f.invoke(weigh[n], scratch.at(4 * PAGE * at), values, spans.at(state * at), seen)
+                        otherwise()
+                        in_tiles(f, queries, sizes, lambda n, i: f.invoke(
+                            weigh[n], scratch.at(i, 4 * PAGE), values, spans.at(i, state), seen))  # fmt: skip
                 with f.loop(0, queries) as i:
                     f.invoke(merge, totals.at(i, state), spans.at(i, state))
             with f.loop(0, queries) as i:
@@ -262,11 +193,11 @@ class Attention:
         for v in range(self.head_dim // 16):
             state.store(f.const(0.0, F32 * 16), 64 + 64 * v)
 
-    def scores(self, module: Module, n: int, vectors: int) -> Function:
-        """Products of n queries with the 64 keys of a page."""
+    def scores(self, module: Module, n: int, vectors: int, *, ahead: bool = False) -> Function:
+        """Products of n queries with the 64 keys of a page; ``ahead``: asks for as many bytes at ``next``."""
         args = [("q", PTR), ("q_stride", I64), ("first", I64), ("keys", PTR), ("out", PTR)]
-        f = module.function(f"{self.symbol}_score{n}", args)
-        q, q_stride, first, keys, out = f.args
+        f = module.function(flagged(f"{self.symbol}_score{n}", ahead=ahead), args + NEXT * ahead)
+        q, q_stride, first, keys, out = f.args[:5]
         rows = []
         for i in range(n):
             query = first + i
@@ -275,6 +206,8 @@ class Attention:
             acc = [[f.variable(f.const(0.0, F32 * 16)) for _ in range(vectors)] for _ in range(n)]
             at = keys.at(block, 32 * vectors)
             with f.loop(0, self.head_dim) as d:
+                if ahead:
+                    prefetch(f.args[5].at(block, 32 * vectors).at(d, PAGE * 2), 32 * vectors)
                 k = [at.at(d, PAGE * 2).load(F16 * 16, 32 * v).to_float() for v in range(vectors)]
                 for i in range(n):
                     value = rows[i].at(d, 4).load(F32)
@@ -331,17 +264,20 @@ class Attention:
                 state.store(state.load(F32 * 16, at) * keep, at)
         return f
 
-    def weighted(self, module: Module, n: int, vectors: int) -> Function:
-        """Add the first ``seen`` values of a page, weighted, to the states of n queries."""
+    def weighted(self, module: Module, n: int, vectors: int, *, ahead: bool = False) -> Function:
+        """Add the first ``seen`` values of a page, weighted, to the states of n queries; ``ahead``: asks for
+        as many bytes at ``next``."""
         args = [("weights", PTR), ("values", PTR), ("states", PTR), ("seen", I64)]
-        f = module.function(f"{self.symbol}_weigh{n}", args)
-        weights, values, states, seen = f.args
+        f = module.function(flagged(f"{self.symbol}_weigh{n}", ahead=ahead), args + NEXT * ahead)
+        weights, values, states, seen = f.args[:4]
         stride = 4 * partial_floats(self.head_dim)
         with f.loop(0, self.head_dim // 16, vectors) as block:
             to = [states.at(i * stride + 64).at(block, 64) for i in range(n)]
             acc = [[f.variable(to[i].load(F32 * 16, 64 * v)) for v in range(vectors)] for i in range(n)]
             at = values.at(block, 32)
             with f.loop(0, seen) as t:
+                if ahead:
+                    prefetch(f.args[4].at(block, 32).at(t, 2 * self.head_dim), 32 * vectors)
                 row = [at.at(t, 2 * self.head_dim).load(F16 * 16, 32 * v).to_float() for v in range(vectors)]
                 for i in range(n):
                     weight = weights.at(t, 4).load(F32, i * 4 * PAGE)
@@ -351,6 +287,25 @@ class Attention:
                 for v in range(vectors):
                     to[i].store(acc[i][v].get(), 64 * v)
         return f
+
+
+def split(count: int, sizes: list[int]) -> list[int]:
+    """A count as a sum of sizes, largest first."""
+    tiles: list[int] = []
+    for size in sizes:
+        tiles += [size] * ((count - sum(tiles)) // size)
+    return tiles
+
+
+def tiles_after_first(tiles: list[int]) -> list[tuple[int, int]]:
+    """Each tile but the first, and how many come before it."""
+    return [(n, sum(tiles[:i])) for i, n in enumerate(tiles) if i]
+
+
+def prefetch(at: Value, n_bytes: int) -> None:
+    """Ask for a run of bytes."""
+    for line in range(0, n_bytes, 64):
+        at.prefetch(line)
 
 
 def merge_function(module: Module, owner: str, head_dim: int) -> Function:
