@@ -13,12 +13,19 @@ if TYPE_CHECKING:
     from chabok.checkpoints.gguf import GGUF
     from chabok.checkpoints.packed import PackedStore
     from chabok.checkpoints.progress import Progress
+    from chabok.models.config import Config
     from chabok.models.transformer import Transformer
 
 
 def check_supported(gguf: GGUF) -> None:
     """Raise CheckpointError, naming what is supported, if the file's architecture is not."""
     _family(gguf)
+
+
+def read_config(gguf: GGUF) -> Config:
+    """The shape of a model, read from its file's header alone; raises CheckpointError as ``load`` does."""
+    config: Config = _family(gguf).read(gguf)
+    return config
 
 
 def load(

@@ -1,7 +1,7 @@
 """The configuration file, and how command line and file become settings.
 
-The file is TOML: the server's settings at the top; ``[defaults]`` for all models; a table ``[models.NAME]`` for
-each, with its ``sampling`` in ``[models.NAME.sampling]``. What the command line says goes before the file.
+The file is TOML: the server's settings at the top; ``[defaults]`` for all models; a table ``[models.NAME]``
+for each, its sampling parameters in ``[models.NAME.sampling]``. What the command line says goes first.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def _server(file: File) -> dict[str, Any]:
             found[name] = read(Settings, name, value, f"{file.where(name)} {name}")
         elif name in options(ModelSettings) and name not in ("source", "aliases"):
             raise SettingsError(
-                f"{file.where(name)} {name} is a setting of models; put it in [defaults] or [models.NAME]", name
+                f"{file.where(name)} {name} is a setting of models; put it in [defaults] or [models.NAME]",
+                name,
             )
         else:
             raise unknown(name, [*known, "defaults", "models"], file.where(name))
@@ -185,13 +186,13 @@ def _named(file: File, name: str, table: Mapping[str, Any], defaults: Mapping[st
 def _model(file: File, at: tuple[str, ...], table: Mapping[str, Any], *, plain: bool) -> dict[str, Any]:
     known = options(ModelSettings)
     if plain:  # what holds for all models cannot say which one
-        known = {name: option for name, option in known.items() if name not in ("source", "aliases", "preload")}
+        known = {name: known[name] for name in known if name not in ("source", "aliases", "preload")}
     found: dict[str, Any] = {}
     for name, value in table.items():
         where = file.where(*at, name)
         if name == "sampling":
             if not isinstance(value, dict):
-                raise SettingsError(f"{where} sampling must be a table of parameters, not {value!r:.80}", name)
+                raise SettingsError(f"{where} sampling must be a table, not {value!r:.80}", name)
             for parameter in value:
                 check_sampling({parameter: value[parameter]}, file.where(*at, name, parameter).rstrip(":"))
             check_sampling(value, where.rstrip(":"))

@@ -1,4 +1,4 @@
-"""What a server is told: for itself, and for each model. Options, TOML keys and documentation are made from it.
+"""What a server is told: for itself, and for each model. Options, TOML keys and help are made from it.
 
 Every field is a key of the configuration file and, with dashes, an option of ``chabok serve``.
 """
@@ -13,7 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chabok.errors import RequestError
-from chabok.server.kinds import FLAG, Kind, above_zero, choice, duration, path, setting, size, text, texts, whole
+from chabok.server.kinds import (
+    FLAG,
+    Kind,
+    above_zero,
+    choice,
+    duration,
+    path,
+    setting,
+    size,
+    text,
+    texts,
+    whole,
+)
 
 if TYPE_CHECKING:
     from chabok.engine.request import SamplingParams
@@ -45,7 +57,7 @@ class ModelSettings:
     max_batch: int = setting(64, whole(1, 4096), "sequences worked on at a time; others wait")
     max_queue: int = setting(256, whole(1), "requests that may wait; more are answered 429")
     kv_memory: int | None = setting(
-        None, size(1), "memory for keys and values (default: four contexts, a quarter of what is free at most)"
+        None, size(1), "memory for keys and values (default: four contexts, a quarter of free memory at most)"
     )
     itl_budget_ms: float = setting(
         30.0, above_zero("milliseconds"), "how long a step may take while answers are being written"
@@ -195,7 +207,7 @@ def unknown(name: str, known: Iterable[str], where: str) -> SettingsError:
 
 
 def model_name(source: str) -> str:
-    """What clients call the model of a source for which nothing else is said: a short name or a file's stem."""
+    """What clients call the model of a source if nothing else is said: a short name or a file's stem."""
     from chabok.checkpoints import catalog
 
     entry = catalog.find(source) or catalog.by_source(source)
