@@ -200,9 +200,7 @@ def _model(file: File, at: tuple[str, ...], table: Mapping[str, Any], *, plain: 
         elif name in known:
             found[name] = read(ModelSettings, name, value, f"{where} {name}")
         elif name in options(Settings):
-            raise SettingsError(
-                f"{where} {name} is a setting of the server; put it above all [tables]", name
-            )
+            raise SettingsError(f"{where} {name} is a setting of the server; put it above all [tables]", name)
         else:
             raise unknown(name, [*known, "sampling"], where)
     return found
