@@ -36,7 +36,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "run": Command("chabok.cli.run", "main", "Answer a prompt, or chat", typer=False),
-    "serve": Command("chabok.cli.serve", "main", "Serve models to OpenAI, Anthropic and Ollama clients", typer=False),
+    "serve": Command("chabok.cli.serve", "main", "Serve models to the clients people have", typer=False),
     "pull": Command("chabok.cli.pull", "pull", "Fetch a model before it is needed"),
     "list": Command("chabok.cli.list", "list_", "Show the models on this machine"),
     "show": Command("chabok.cli.show", "show", "Show what a model file holds"),

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from chabok.server.roster import Roster
 
-SERVER_ONLY_IN_FILE = ()
 MODEL_FLAGS = (
     "threads", "context", "max_batch", "max_queue", "kv_memory", "itl_budget_ms", "keep_alive", "pack",
 )  # fmt: skip
@@ -39,7 +38,7 @@ def main(arguments: list[str]) -> int:
     if found["check"]:
         from chabok.server.checking import check
 
-        return check(settings)
+        return 0 if check(settings) else 1
     return _serve(settings)
 
 
@@ -110,17 +109,20 @@ def _new_key(name: str, path: str | None) -> int:
 def _serve(settings: Settings) -> int:
     from chabok.server import logs
     from chabok.server.app import build
-    from chabok.server.listening import listen
+    from chabok.server.auth import Keys
+    from chabok.server.gate import Gate
+    from chabok.server.listening import check_exposure, listen
     from chabok.server.roster import Roster
     from chabok.server.running import Server
 
+    keys = Keys(settings.api_keys)
+    check_exposure(settings, bool(keys))
     logs.configure(settings)
     roster = Roster(settings)
     sockets = listen(settings)
     banner = Banner(settings, roster, sockets)
-    server = Server(
-        build(roster, settings), roster, settings, sockets, listening=banner.listening, ready=banner.ready
-    )
+    app = Gate(build(roster, settings), settings, keys)
+    server = Server(app, roster, settings, sockets, listening=banner.listening, ready=banner.ready)
     server.run_to_end()
     return 0
 

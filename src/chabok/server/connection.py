@@ -14,7 +14,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from chabok.server.errors import Refusal, answer
+from chabok.server.errors import RefusedError, answer
 from chabok.server.settings import Settings
 
 
@@ -46,7 +46,7 @@ class Connection(HttpToolsProtocol):
         if len(self.connections) > self.settings.max_connections:
             limit = self.settings.max_connections
             message = f"this server takes {limit} connections at a time; try again in a moment"
-            self._refuse(Refusal(503, message, "too_many_connections", {"Retry-After": "1"}))
+            self._refuse(RefusedError(503, message, "too_many_connections", {"Retry-After": "1"}))
             return
         self._wait(self.settings.idle_timeout, self._idle)
 
@@ -135,11 +135,13 @@ class Connection(HttpToolsProtocol):
 
     def _slow_headers(self) -> None:
         limit = self.settings.header_timeout
-        self._refuse(Refusal(408, f"the headers did not come within {limit:g} seconds", "request_timeout"))
+        self._refuse(
+            RefusedError(408, f"the headers did not come within {limit:g} seconds", "request_timeout")
+        )
 
     def _slow_body(self) -> None:
         limit = self.settings.body_timeout
-        self._refuse(Refusal(408, f"the body did not come within {limit:g} seconds", "request_timeout"))
+        self._refuse(RefusedError(408, f"the body did not come within {limit:g} seconds", "request_timeout"))
 
     def _drop(self) -> None:
         self._write_timer = None
@@ -152,9 +154,9 @@ class Connection(HttpToolsProtocol):
 
     def _too_large(self) -> None:
         limit = self.settings.max_headers
-        self._refuse(Refusal(431, f"the headers take more than {limit} bytes", "headers_too_large"))
+        self._refuse(RefusedError(431, f"the headers take more than {limit} bytes", "headers_too_large"))
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: RefusedError) -> None:
         """Answer, if nothing was answered yet, and hang up."""
         self._settle()
         self._refused = True
@@ -184,7 +186,7 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
 
-def _raw(refusal: Refusal, path: str) -> bytes:
+def _raw(refusal: RefusedError, path: str) -> bytes:
     """An answer as bytes, for a request that never reaches the application."""
     from http import HTTPStatus
 

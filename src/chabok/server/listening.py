@@ -17,7 +17,7 @@ FILES = 65536
 
 
 def check_exposure(settings: Settings, has_keys: bool) -> None:
-    """Raise SettingsError if anybody on the network could use the server without a key and nobody wanted it."""
+    """Raise SettingsError if the network could use the server without a key and nobody wanted that."""
     if settings.is_local or has_keys or settings.allow_remote_without_key:
         return
     raise SettingsError(

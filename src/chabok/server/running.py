@@ -43,7 +43,7 @@ class _State(ServerState):
         super().__init__()
 
     @property
-    def default_headers(self) -> list[tuple[bytes, bytes]]:  # type: ignore[override]
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
         now = int(time.time())
         if now != self._second:
             self._second = now
@@ -107,9 +107,11 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         self.servers = []
         for each in self._sockets:
-            create = self._loop.create_unix_server if each.family == socket.AF_UNIX else self._loop.create_server
+            create = (
+                self._loop.create_unix_server if each.family == socket.AF_UNIX else self._loop.create_server
+            )
             try:
-                server = await create(  # type: ignore[operator]
+                server = await create(
                     self._connection, sock=each, ssl=self.config.ssl, backlog=self.config.backlog
                 )
             except OSError as error:
@@ -121,7 +123,10 @@ class Server(uvicorn.Server):
     def _connection(self) -> asyncio.Protocol:
         kind: Any = self.config.http_protocol_class
         made: asyncio.Protocol = kind(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=self._loop
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=self._loop,
         )
         return made
 
