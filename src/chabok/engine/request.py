@@ -157,26 +157,33 @@ def _is_number(value: object) -> bool:
 
 
 class Matcher(Protocol):
-    """Which tokens may come next in one sequence."""
+    """Where one answer is in what constrains it."""
 
-    finished: bool
-    """Nothing may follow but the end of the text."""
+    def fill_mask(self, mask: NDArray[np.uint32], /) -> None:
+        """Set the bits of the tokens that may come next and clear the others, uint32[ceil(vocab / 32)]."""
 
-    def fill_mask(self, mask: NDArray[np.uint32]) -> None:
-        """Set the bit of each token that may come, uint32[ceil(vocab / 32)], lowest bit first."""
+    def check(self) -> None:
+        """Raise RequestError if what constrains it failed."""
 
-    def accept(self, token: int) -> None:
-        """Take the token that was chosen."""
+    def accept(self, token: int, /) -> None:
+        """Go on by a token."""
 
     def forced(self) -> list[int]:
-        """Tokens that must come next whatever the model says; often none."""
+        """Tokens that must come next whatever the model says, possibly none; each is to be accepted."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing may follow but the end of the text."""
 
 
 class Constraint(Protocol):
-    """What an answer may look like; shared by the sequences of a request."""
+    """What an answer must look like, token by token."""
 
     def matcher(self) -> Matcher:
-        """A fresh state, for one sequence."""
+        """A matcher at the beginning of an answer."""
+
+    def fill_masks(self, matchers: Sequence[Any], masks: NDArray[np.uint32], /) -> None:
+        """``Matcher.fill_mask`` of many matchers, also of other constraints of this class, row by row."""
 
 
 @dataclass(slots=True)
@@ -194,6 +201,9 @@ class Request:
     prompt_logprobs: also report the log probability of each prompt token and those of the n best there; None:
     do not. Such a prompt is computed in full, whatever the prefix cache holds.
     prompt_logits: also keep the logits of every prompt position (costs prompt x vocabulary x 4 bytes).
+    constraint: what the answer must look like (``chabok.text.grammar``); None: anything. It is stronger than
+    logit_bias, min_tokens, and ignore_eos: where it leaves nothing else, the answer ends.
+    visible: control tokens whose text shows in the answer's, such as those that mark tool calls.
     """
 
     prompt: Sequence[int]
@@ -207,6 +217,7 @@ class Request:
     client: str = ""
     constraint: Constraint | None = None
     prompt_logprobs: int | None = None
+    visible: frozenset[int] = frozenset()
 
 
 class Token(NamedTuple):

@@ -51,9 +51,10 @@ _FALLBACKS = (
 class ChatTemplate:
     """The chat template of a model file, or a documented stand-in for files without one.
 
-    ``source``: the Jinja source in use when no tools are given; ``fallback``: whether the file had none and
-    the form was chosen by its vocabulary: ChatML where there is <|im_start|>, Gemma's turns where there is
-    <start_of_turn>, Llama 3's headers where there is <|start_header_id|>, else plain "role: text" lines.
+    ``source``: the Jinja source in use when no tools are given, ``tool_source`` when some are; ``fallback``:
+    whether the file had none and the form was chosen by its vocabulary: ChatML where there is <|im_start|>,
+    Gemma's turns where there is <start_of_turn>, Llama 3's headers where there is <|start_header_id|>, else
+    plain "role: text" lines.
 
     Where a file has a template of its own for tools (``tokenizer.chat_template.tool_use``), that one is used
     when tools are given.
@@ -64,6 +65,7 @@ class ChatTemplate:
     ) -> None:
         """``tool_source``: the template to use when tools are given, if it is another one."""
         self.source = source
+        self.tool_source = tool_source or source
         self.fallback = fallback
         self._tokenizer = tokenizer
         self._program = Program(source)

@@ -20,18 +20,29 @@ class Detokenizer:
     ``finish``.
     """
 
-    __slots__ = ("_decoder", "_skip_special", "_source", "_strip")
+    __slots__ = ("_decoder", "_skip_special", "_source", "_strip", "_visible")
 
-    def __init__(self, source: _Source, *, skip_special: bool = True, strip_space: bool = False) -> None:
-        """``strip_space``: leave out the space in front of the first text (SentencePiece's own prefix)."""
+    def __init__(
+        self,
+        source: _Source,
+        *,
+        skip_special: bool = True,
+        strip_space: bool = False,
+        visible: frozenset[int] = frozenset(),
+    ) -> None:
+        """``strip_space``: leave out the space in front of the first text (SentencePiece's own prefix).
+
+        ``visible``: control tokens that are not left out.
+        """
         self._source = source
         self._skip_special = skip_special
         self._strip = strip_space
+        self._visible = visible
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
         """The text that is certain once ``token`` is known; often a word, sometimes ""."""
-        if self._skip_special and self._source.is_special(token):
+        if self._skip_special and self._source.is_special(token) and token not in self._visible:
             return ""
         data = self._source.token_bytes(token)
         if self._strip and data:

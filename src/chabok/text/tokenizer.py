@@ -60,15 +60,21 @@ class Tokenizer:
         """Build from the metadata of a GGUF file (its ``tokenizer.ggml.*`` keys)."""
         return cls(Vocabulary(metadata), metadata)
 
-    def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
+    def encode(
+        self, text: str, *, special: bool = False, add_bos: bool | None = None, continuation: bool = False
+    ) -> list[int]:
         """The tokens of ``text``.
 
         ``special``: recognise control tokens such as <|im_end|>; without it, text that looks like one is
         only text. Tokens that the model's author defined as plain additions are matched either way.
-        ``add_bos``: begin with ``bos_id`` (default: when the model wants it). A lone surrogate, which no
-        UTF-8 text can hold, becomes U+FFFD.
+        ``add_bos``: begin with ``bos_id`` (default: when the model wants it). ``continuation``: the text
+        follows other text, so nothing is put before it. A lone surrogate, which no UTF-8 text can hold,
+        becomes U+FFFD.
         """
-        return self.encode_fragments(self.split_special(text) if special else [text], add_bos=add_bos)
+        fragments = self.split_special(text) if special else [text]
+        return self.encode_fragments(
+            fragments, add_bos=False if continuation else add_bos, continuation=continuation
+        )
 
     def split_special(self, text: str) -> list[int | str]:
         """``text`` with each control or added token in it replaced by its id."""
@@ -78,14 +84,16 @@ class Tokenizer:
         """``text`` with each control token in it replaced by its id; added tokens stay text."""
         return self._control.split(text)
 
-    def encode_fragments(self, fragments: Iterable[int | str], *, add_bos: bool | None = None) -> list[int]:
+    def encode_fragments(
+        self, fragments: Iterable[int | str], *, add_bos: bool | None = None, continuation: bool = False
+    ) -> list[int]:
         """The tokens of fragments that are token ids already or text, in which nothing is a control token."""
         ids: list[int] = []
         if add_bos if add_bos is not None else self.add_bos:
             if self.bos_id is None:
                 raise RequestError("add_bos was asked for, but this model has no beginning-of-text token")
             ids.append(self.bos_id)
-        after_special = True
+        after_special = not continuation
         for fragment in fragments:
             for piece in (
                 self._plain.split(_well_formed(fragment)) if isinstance(fragment, str) else (fragment,)
@@ -110,10 +118,18 @@ class Tokenizer:
         stream = self.stream(skip_special=skip_special, continuation=continuation)
         return "".join(map(stream.push, ids)) + stream.finish()
 
-    def stream(self, *, skip_special: bool = True, continuation: bool = True) -> Detokenizer:
-        """A detokenizer for tokens that come one by one, by default a generation that continues a prompt."""
+    def stream(
+        self, *, skip_special: bool = True, continuation: bool = True, visible: frozenset[int] = frozenset()
+    ) -> Detokenizer:
+        """A detokenizer for tokens that come one by one, by default a generation that continues a prompt.
+
+        ``visible``: control tokens that are text all the same, such as those that mark tool calls.
+        """
         return Detokenizer(
-            self, skip_special=skip_special, strip_space=self._prefix_space and not continuation
+            self,
+            skip_special=skip_special,
+            strip_space=self._prefix_space and not continuation,
+            visible=visible,
         )
 
     def token_bytes(self, token: int) -> bytes:
