@@ -12,7 +12,6 @@ from tests.engine.mock import EOS, ByteTokenizer, MockModel, continuation, mock_
 from chabok.engine.engine import Engine
 from chabok.engine.handle import Handle
 from chabok.engine.request import Request, SamplingParams
-from chabok.engine.scheduler import LEAST_CHUNK, Pace
 from chabok.engine.stops import Text
 from chabok.errors import RequestError, ResourceError
 from chabok.models.batch import Batch
@@ -127,22 +126,6 @@ def test_while_one_stream_runs_a_long_prompt_is_cut_to_the_wall_clock_budget() -
     assert max(chunks[3:]) <= 32
     assert min(chunks[3:-1]) >= 15
     assert not first.done
-
-
-def test_the_pace_finds_what_fits_whatever_a_step_costs_by_itself() -> None:
-    for fixed_s, row_s, fits in [(0.0, 0.001, 30), (0.01, 0.0001, 200), (0.05, 0.001, 16)]:
-        pace = Pace(0.03, 512)
-        pace.observe(0, 400, fixed_s + 400 * row_s)
-        rows = []
-        for _ in range(30):
-            rows.append(pace.rows)
-            pace.observe(1, pace.rows, fixed_s + pace.rows * row_s)
-        assert rows[-1] == pytest.approx(fits, rel=0.1)
-        assert max(rows) <= 1.5 * fits
-        pace.observe(1, pace.rows, 10.0)
-        assert pace.rows >= min(fits / 2.1, LEAST_CHUNK)
-        pace.observe(1, 1, fixed_s + row_s)
-        assert pace.rows >= min(fits / 2.1, LEAST_CHUNK)
 
 
 def test_with_nobody_generating_prompts_fill_the_step() -> None:

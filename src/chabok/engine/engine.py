@@ -27,8 +27,12 @@ from chabok.engine.sequence import Sequence
 from chabok.engine.stats import Stats
 from chabok.engine.stops import Detokenizer, Text
 from chabok.engine.timings import Timeline
+from chabok.engine.turnstile import TURNS
 from chabok.errors import BusyError, RequestError, ResourceError, StoppingError
 from chabok.models.batch import PAGE_TOKENS, Batch, Logits, Model
+
+MOST_LOGPROBS = 1000
+"""Of the best tokens at a position, how many can be asked for."""
 
 
 class Tokenizer(Protocol):
@@ -137,6 +141,7 @@ class Engine:
             sampler=Sampler(params, request.prompt, self.model.vocab_size, end_ids),
             text=Text(self._tokenizer.stream(), params.stop),
             timeline=Timeline(request.arrived, request.tokenize_s),
+            work=n_prompt + self._rate.expected(limit - n_prompt),
         )
         handle.timings = sequence.timings
         self._inbox.append(sequence)
@@ -216,6 +221,11 @@ class Engine:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens, but the context is {self.context} tokens "
                 "(prompt and answer together); shorten the prompt or open the model with a larger context"
+            )
+        wanted = request.prompt_logprobs
+        if wanted is not None and not 0 <= wanted <= MOST_LOGPROBS:
+            raise RequestError(
+                f"prompt_logprobs must be from 0 to {MOST_LOGPROBS}, not {wanted}", "prompt_logprobs"
             )
         bad_bias = [token for token in request.params.logit_bias if token >= vocab]
         if bad_bias:
@@ -302,6 +312,7 @@ class Engine:
                 self._fail(sequence, error)
             self.model.close()
         self._notify()
+        TURNS.streaming.discard(id(self))
         _open_engines.discard(self)
 
     # One step, in the thread that holds the driver lock.
@@ -317,6 +328,7 @@ class Engine:
             if self._given_up is not None:
                 for sequence in (*scheduler.active, *scheduler.waiting):
                     self._fail(sequence, self._given_up)
+            scheduler.others_stream = bool(TURNS.streaming - {id(self)})
             batch = scheduler.plan()
             if not batch and scheduler.waiting:
                 raise RuntimeError("the scheduler found no room for a request in an empty cache")
@@ -341,9 +353,12 @@ class Engine:
                     self._begin(sequence, started)
         self._worst_gap = 0.0
         try:
-            logits = self.model.forward(batch)
+            with TURNS:
+                started = perf_counter()  # the wait for other engines is not this step's cost
+                logits = self.model.forward(batch)
             now = perf_counter()
-            scheduler.pace.observe(scheduler.n_decode, scheduler.n_prompt, now - started)
+            scheduler.pace.observe(scheduler.n_decode, scheduler.chunks, now - started)
+            scheduler.shares.advance(scheduler.n_decode + scheduler.n_prompt)
             row = 0
             for sequence in planned:
                 n_out = sequence.segment.outputs
@@ -382,6 +397,10 @@ class Engine:
         stats.running, stats.waiting = len(scheduler.active), len(scheduler.waiting)
         stats.pages_used, stats.pages_cached = pool.n_pages - pool.available, pool.cached
         stats.preemptions = scheduler.preemptions
+        if any(sequence.timeline.first is not None for sequence in scheduler.active):
+            TURNS.streaming.add(id(self))
+        else:
+            TURNS.streaming.discard(id(self))
 
     def _take_messages(self) -> None:
         inbox, scheduler = self._inbox, self.scheduler
@@ -417,8 +436,8 @@ class Engine:
     def _choose(self, sequence: Sequence, logits: Logits, row: int, now: float) -> float:
         timeline, tokens, segment = sequence.timeline, sequence.tokens, sequence.segment
         if timeline.prefilled is None:
-            if sequence.request.prompt_logits:
-                sequence.handle.prompt_logits.append(logits.values[row : row + segment.outputs].copy())
+            if sequence.all_rows:
+                self._look_at_prompt(sequence, logits, row)
             if sequence.computed < sequence.n_prompt:
                 return now
             timeline.prefilled = now
@@ -471,6 +490,17 @@ class Engine:
             handle.wake()
         return end
 
+    def _look_at_prompt(self, sequence: Sequence, logits: Logits, row: int) -> None:
+        """Keep what was asked about the prompt rows of the step."""
+        start, n = sequence.segment.start, sequence.segment.outputs
+        if sequence.scores is not None:
+            sequence.scores.take(logits, row, start, n, sequence.request.prompt)
+        if sequence.request.prompt_logits:
+            kept = sequence.handle.prompt_logits
+            known = sum(map(len, kept)) - start  # rows seen before it lost its pages
+            if known < n:
+                kept.append(logits.values[row + max(known, 0) : row + n].copy())
+
     def _finish(self, sequence: Sequence, reason: FinishReason, stopped_by: str | int | None = None) -> None:
         self.scheduler.remove(sequence)
         sequence.timeline.finished = perf_counter()
@@ -479,7 +509,7 @@ class Engine:
         if reason in ("stop", "length"):
             self._rate.ended(len(tokens))
         wanted = sequence.request.params.logprobs is not None
-        handle, timings = sequence.handle, sequence.timings()
+        handle, timings, scores = sequence.handle, sequence.timings(), sequence.scores
         handle.timings = lambda: timings  # and the sequence is free to go
         handle.completion = Completion(
             text=sequence.text.whole(),
@@ -489,6 +519,8 @@ class Engine:
             stopped_by=stopped_by,
             logprobs=[choice.logprob or 0.0 for choice in sequence.choices] if wanted else None,
             top_logprobs=[choice.top for choice in sequence.choices] if wanted else None,
+            prompt_logprobs=None if scores is None else scores.logprobs,
+            prompt_top_logprobs=None if scores is None else scores.top,
         )
         if handle.wake is not None:
             handle.wake()

@@ -197,7 +197,6 @@ class Request:
     arrived: instant the caller asked (before the prompt was tokenized); None: when it is submitted.
     tokenize_s: seconds spent on turning text into the prompt.
     salt: requests share cached prefixes only with those of the same salt.
-    constraint: what the answer must look like, if anything.
     prompt_logprobs: also report the log probability of each prompt token and those of the n best there; None:
     do not. Such a prompt is computed in full, whatever the prefix cache holds.
     prompt_logits: also keep the logits of every prompt position (costs prompt x vocabulary x 4 bytes).

@@ -1,62 +1,30 @@
 """Which rows of which sequences the next step computes.
 
-Every generating sequence's next token comes first; then prompts, in order of priority and arrival, as far as
-rows and the wall-clock budget go. A sequence that finds no page takes those of the last in that order, which
-waits and is recomputed.
+Every generating sequence's next token comes first; then prompts, as far as rows and the wall-clock budget go.
+The order is that of priorities, then of fair shares between clients, and of a client's requests by deadline
+and arrival. A sequence that finds no page takes those of the last in that order, which waits and is
+recomputed; so does one that waits for its turn, if it has a higher priority or its client fewer at work.
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import merge
 
 from chabok.engine.kv import PagePool, pages_for
+from chabok.engine.pace import LEAST_CHUNK, Pace
 from chabok.engine.sequence import Sequence
+from chabok.engine.shares import Shares
 from chabok.models.batch import PAGE_TOKENS, Batch
 
-LEAST_CHUNK = 16
-"""Prompt rows a step takes even when the budget is used up, so that prompts always advance."""
+LOGPROB_ROWS = 64
+"""Prompt rows of a step whose logits are looked at: they take rows x vocabulary x 4 bytes."""
 
 
-def _order(sequence: Sequence) -> tuple[int, float, int]:
+def _order(sequence: Sequence) -> tuple[int, float, float, int]:
     return sequence.order
-
-
-class Pace:
-    """How many prompt rows fit beside generating ones into the wall-clock budget, learned from the steps so
-    far.
-
-    A step's cost is neither proportional to its rows nor the same for long; so the number follows what the
-    last step took, by at most half of itself at a time, and a single slow step is soon forgotten.
-    """
-
-    def __init__(self, budget_s: float, max_rows: int) -> None:
-        self.budget_s = budget_s
-        self._max_rows = max_rows
-        self._rows = 4.0 * LEAST_CHUNK
-        self._tried = False
-
-    @property
-    def rows(self) -> int:
-        """Prompt rows that the next step may take."""
-        return int(self._rows)
-
-    def observe(self, n_decode: int, n_prompt: int, seconds: float) -> None:
-        """Learn from a step of so many generating and prompt rows."""
-        if n_prompt == 0:
-            return
-        ratio = min(max(self.budget_s / seconds, 0.5), 1.5)
-        if n_decode == 0:
-            if not self._tried:
-                # Prompts alone are cheaper: begin with half of what would fit.
-                self._rows = 0.5 * n_prompt * self.budget_s / seconds
-        elif ratio < 1:
-            self._rows = n_prompt * ratio
-        elif n_prompt >= self._rows / 2:
-            self._rows = max(self._rows, n_prompt * ratio)
-        self._tried = self._tried or n_decode > 0
-        self._rows = min(max(self._rows, LEAST_CHUNK), self._max_rows)
 
 
 class Scheduler:
@@ -69,32 +37,62 @@ class Scheduler:
     def __init__(self, pool: PagePool, *, max_rows: int, max_active: int, budget_s: float) -> None:
         self.pool = pool
         self.pace = Pace(budget_s, max_rows)
+        self.shares = Shares()
         self.waiting: list[Sequence] = []
         self.active: list[Sequence] = []
         self.planned: list[Sequence] = []
         self.n_decode = 0
         self.n_prompt = 0
+        self.chunks: list[tuple[int, int]] = []
+        """Where each piece of a prompt in the planned step begins, and its rows."""
         self.preemptions = 0
+        self.others_stream = False
+        """Whether streams of other engines wait for the planned step, too."""
         self._max_rows = max_rows
         self.max_active = min(max_active, max_rows)
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait for its turn."""
+        """Let a new sequence wait for its turn."""
+        request = sequence.request
+        sequence.set_due(self.shares.enter(request.client, sequence.work))
+        mine = [
+            one
+            for one in self.waiting
+            if one.request.client == request.client
+            and one.order[0] == sequence.order[0]
+            and one.timeline.started is None
+        ]
         insort(self.waiting, sequence, key=_order)
+        if mine and (mine[-1].order[2:] > sequence.order[2:]):
+            # Its deadline is earlier than another's of its client: the turns are the client's to give.
+            mine.append(sequence)
+            turns = sorted(one.order[1] for one in mine)
+            for one, due in zip(sorted(mine, key=lambda one: one.order[2:]), turns, strict=True):
+                one.set_due(due)
+            self.waiting.sort(key=_order)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, wherever it is, and take its pages back."""
+        """Forget a sequence that ended, wherever it is, and take its pages back."""
         if sequence in self.active:
             self.active.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        else:
+            return
+        used = len(sequence.tokens) - sequence.cached if sequence.timeline.started is not None else 0
+        self.shares.leave(sequence.request.client, sequence.work - used)
         self._release(sequence)
 
     def plan(self) -> Batch:
         """Choose the rows of the next step; ``planned`` holds their sequences, in the same order."""
         batch: Batch = []
         self.planned = planned = []
+        self.chunks = []
         prompts = False
+        if self.waiting:
+            self._settle()
+            if self.active and self.waiting[0].order < self.active[-1].order:
+                self._yield_to_waiting()
         for sequence in tuple(self.active):
             if sequence.n_pages == 0:
                 continue  # pre-empted by one before it
@@ -108,6 +106,40 @@ class Scheduler:
         if prompts or self.waiting:
             self._plan_prompts(batch)
         return batch
+
+    def _settle(self) -> None:
+        """Bring turns forward where earlier requests of a client took less work than expected."""
+        off = self.shares.settle()
+        if off:
+            for sequence in (*self.waiting, *self.active):
+                if owed := off.get(sequence.request.client):
+                    sequence.set_due(sequence.order[1] - owed)
+            self.waiting.sort(key=_order)
+            self.active.sort(key=_order)
+
+    def _yield_to_waiting(self) -> None:
+        """Take pages from the end of the order for the first that waits, where it is to have them."""
+        first = next((sequence for sequence in self._prompts() if sequence.n_pages == 0), None)
+        if first is None or self._room_for(first)[0]:
+            return
+        at_work = Counter(sequence.request.client for sequence in self.active)
+        mine = first.request.client
+        victims: list[Sequence] = []
+        for sequence in reversed(self.active):
+            if sequence.order < first.order:
+                break
+            theirs = sequence.request.client
+            # A client's only stream is never stopped for the sake of fairness.
+            if sequence.order[0] > first.order[0] or at_work[theirs] > at_work[mine] + 1:
+                at_work[theirs] -= 1
+                victims.append(sequence)
+        pages = self.pool.available + sum(sequence.n_pages for sequence in victims)
+        if pages < pages_for(len(first.tokens)):
+            return
+        for victim in victims:
+            self._preempt(victim)
+            if self._room_for(first)[0]:
+                break
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Give a generating sequence the page its next token needs; False if it had to yield its own."""
@@ -129,23 +161,30 @@ class Scheduler:
         self._release(sequence)
         sequence.timeline.preemptions += 1
         self.preemptions += 1
-        self.add(sequence)
+        insort(self.waiting, sequence, key=_order)
 
     def _plan_prompts(self, batch: Batch) -> None:
         rows = self._max_rows - len(batch)
-        if self.n_decode:
-            rows = min(rows, self.pace.rows)
+        pace, beside = self.pace, self.n_decode > 0
+        left = pace.time(self.n_decode)
+        if self.others_stream and not beside:
+            left = min(left, pace.budget_s)
         full = False
         for sequence in self._prompts():
-            if rows <= 0:
+            if rows <= 0 or (self.chunks and left < pace.cost(sequence.computed, LEAST_CHUNK, beside)):
                 break
             if sequence.n_pages == 0 and (full or not self._admit(sequence)):
                 full = True  # nobody overtakes it, but those with pages go on
                 continue
-            n = min(rows, sequence.pending)
+            start = sequence.computed
+            n = min(max(pace.rows(start, left, beside), LEAST_CHUNK), rows, sequence.pending)
+            if sequence.all_rows:
+                n = min(n, LOGPROB_ROWS)
             rows -= n
+            left -= pace.cost(start, n, beside)
             batch.append(sequence.place(n))
             self.planned.append(sequence)
+            self.chunks.append((start, n))
             self.n_prompt += n
 
     def _prompts(self) -> Iterator[Sequence]:
@@ -172,11 +211,10 @@ class Scheduler:
                 return key in coming
         return False
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence the cached pages of its beginning and new ones for the rest; False if there
-        is no room."""
+    def _room_for(self, sequence: Sequence) -> tuple[bool, list[int]]:
+        """Whether a waiting sequence could be given pages now, and those of its beginning that are cached."""
         if len(self.active) >= self.max_active:
-            return False
+            return False, []
         pool = self.pool
         found: list[int] = []
         for i in range(sequence.reusable_pages):
@@ -187,12 +225,19 @@ class Scheduler:
         new = pages_for(len(sequence.tokens)) - len(found)
         # Leave those that generate a page each, or they would soon take these back.
         spare = pool.available - sum(pool.is_idle(page) for page in found)
-        if new + (len(self.active) if self.active else 0) > spare:
+        return new + len(self.active) <= spare, found
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence the cached pages of its beginning and new ones for the rest; False if there
+        is no room."""
+        room, found = self._room_for(sequence)
+        if not room:
             return False
+        pool = self.pool
         for page in found:
             pool.hold(page)
             sequence.add_page(page)
-        for _ in range(new):
+        for _ in range(pages_for(len(sequence.tokens)) - len(found)):
             taken = pool.take()
             assert taken is not None
             sequence.add_page(taken)

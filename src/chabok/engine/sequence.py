@@ -9,6 +9,7 @@ import numpy as np
 from chabok.engine.kv import Key, next_key
 from chabok.engine.request import Request
 from chabok.engine.sampler import Choice, Sampler
+from chabok.engine.scores import PromptScores
 from chabok.engine.stops import Text
 from chabok.engine.timings import Timeline, Timings
 from chabok.models.batch import PAGE_TOKENS, Segment
@@ -21,13 +22,14 @@ class Sequence:
     """A prompt and the answer to it so far.
 
     tokens: prompt and answer; computed: how many of them have keys and values in the pages.
-    order: who goes first, the smallest (priority, deadline, arrival).
+    work: tokens it is expected to take, prompt and answer.
+    order: who goes first, the smallest (priority, when it is due, deadline, arrival); see ``set_due``.
     """
 
     __slots__ = (
         "cached", "cached_disk", "choices", "chunk", "computed", "end_ids", "handle", "keys", "limit",
-        "n_kept", "n_pages", "n_prompt", "order", "request", "root", "sampler", "segment", "text", "timeline",
-        "tokens",
+        "n_kept", "n_pages", "n_prompt", "order", "request", "root", "sampler", "scores", "segment", "text",
+        "timeline", "tokens", "work",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +44,7 @@ class Sequence:
         sampler: Sampler,
         text: Text,
         timeline: Timeline,
+        work: float = 0.0,
     ) -> None:
         self.request = request
         self.handle = handle
@@ -53,8 +56,11 @@ class Sequence:
         self.sampler = sampler
         self.text = text
         self.timeline = timeline
+        self.work = work
         deadline = float("inf") if request.deadline is None else request.deadline
-        self.order = (-request.priority, deadline, number)
+        self.order = (-request.priority, 0.0, deadline, number)
+        wanted = request.prompt_logprobs
+        self.scores = None if wanted is None else PromptScores(wanted)
         self.choices: list[Choice] = []  # kept where log probabilities are asked for
         self.computed = 0
         self.cached = 0  # prompt tokens that came from the prefix cache
@@ -64,7 +70,18 @@ class Sequence:
         self.n_pages = 0
         self.chunk = 0  # rows in the step that is being made
         greedy = request.params.temperature == 0 and request.params.logprobs is None
+        greedy = greedy and self.scores is None
         self.segment = Segment(np.zeros(-(-limit // PAGE_TOKENS), np.int32), 0, [], 1, greedy)
+
+    @property
+    def all_rows(self) -> bool:
+        """Whether the logits of every prompt position are still wanted."""
+        return self.timeline.prefilled is None and (self.request.prompt_logits or self.scores is not None)
+
+    def set_due(self, due: float) -> None:
+        """Put it into the order by its client's share, in which it is due at this instant (``Shares``)."""
+        priority, _, deadline, number = self.order
+        self.order = (priority, due, deadline, number)
 
     @property
     def pending(self) -> int:
@@ -74,7 +91,7 @@ class Sequence:
     @property
     def reusable_pages(self) -> int:
         """Full pages of its tokens that could come from the cache: at least one token must be computed."""
-        return 0 if self.request.prompt_logits else (len(self.tokens) - 1) // PAGE_TOKENS
+        return 0 if self.all_rows else (len(self.tokens) - 1) // PAGE_TOKENS
 
     def key(self, page: int) -> Key:
         """Key of one of its full pages."""
@@ -106,7 +123,7 @@ class Sequence:
         self.chunk = n
         segment.start = start
         segment.tokens = self.tokens[start : start + n]
-        if self.request.prompt_logits and start < self.n_prompt:
+        if self.all_rows:
             segment.outputs = n
         else:
             segment.outputs = 1 if start + n == len(self.tokens) else 0
