@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, cast, overload
 
 from chabok.engine.handle import Handle
-from chabok.engine.load import Loaded, Options, load
+from chabok.engine.load import Loaded, Options, Template, TextSide, load
 from chabok.engine.request import Completion, Request, SamplingParams, Token
 from chabok.errors import RequestError
 
@@ -127,6 +127,16 @@ class LLM:
     def context(self) -> int:
         """Most tokens of prompt and answer together."""
         return self.engine.context
+
+    @property
+    def tokenizer(self) -> TextSide:
+        """What turns text into tokens and back."""
+        return self._loaded.tokenizer
+
+    @property
+    def template(self) -> Template:
+        """What turns a conversation into tokens."""
+        return self._loaded.template
 
     # Text and tokens.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from chabok import __version__
 from chabok.engine.timings import Timings
-from chabok.server.events import Answer, Ended, Usage
+from chabok.server.events import Answer, Ended
 
 if TYPE_CHECKING:
     from chabok.server.roster import Served
@@ -21,21 +21,21 @@ def fingerprint(served: Served) -> str:
     return "fp_" + hashlib.sha256(f"{model} {__version__}".encode()).hexdigest()[:12]
 
 
-def usage_dict(usages: Iterable[Usage]) -> dict[str, Any]:
-    """OpenAI's usage object; the prompt of several answers counts once."""
-    all_ = list(usages)
-    prompt = all_[0].prompt
+def usage_dict(ended: Sequence[Ended], n: int) -> dict[str, Any]:
+    """OpenAI's usage object; a prompt counts once for its n answers, which follow each other."""
+    all_ = [one.usage for one in ended]
+    prompt = sum(usage.prompt for usage in all_[::n])
     output = sum(usage.output for usage in all_)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": all_[0].cached},
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached for usage in all_[::n])},
         "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning for usage in all_)},
     }
 
 
-def merged_timings(answers: Sequence[Answer] | Sequence[Ended], served: Served) -> Timings:
+def merged_timings(answers: Sequence[Answer] | Sequence[Ended]) -> Timings:
     """The timings of several answers as those of one: times of the slowest, tokens of all."""
     every = [
         (answer.ended if isinstance(answer, Answer) else answer).completion.timings for answer in answers
@@ -48,8 +48,11 @@ def merged_timings(answers: Sequence[Answer] | Sequence[Ended], served: Served) 
     return Timings(**merged)
 
 
-def timings_dict(timings: Timings) -> dict[str, float | int]:
-    """The ``timings`` object: durations in milliseconds, counts and speeds."""
+def timings_dict(timings: Timings, load_s: float) -> dict[str, float | int]:
+    """The ``timings`` object: durations in milliseconds, counts and speeds.
+
+    load_s: seconds the request waited for its model to be loaded.
+    """
     found: dict[str, float | int] = {}
     for name, value in timings.to_dict().items():
         if name.endswith("_per_s"):
@@ -58,4 +61,5 @@ def timings_dict(timings: Timings) -> dict[str, float | int]:
             found[f"{name[:-2]}_ms"] = round(value * 1000, 3)
         else:
             found[name] = value
+    found["load_ms"] = round(load_s * 1000, 3)
     return found

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chabok.server import openai
+from chabok.server import completions, openai
 from chabok.server.errors import RefusedError, answer
 from chabok.server.streaming import GoneError
 
@@ -24,7 +24,7 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 
 def routes() -> list[BaseRoute]:
     """The paths of every interface."""
-    return [*openai.routes()]
+    return [*openai.routes(), *completions.routes()]
 
 
 def build(roster: Roster, settings: Settings) -> ASGIApp:

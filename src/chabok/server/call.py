@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,6 +16,7 @@ from chabok.server.errors import encode
 
 if TYPE_CHECKING:
     from chabok.server.app import Server
+    from chabok.server.roster import Served
 
 T = TypeVar("T", bound=Struct)
 
@@ -28,12 +30,21 @@ class Call(Request):
         super().__init__(scope, receive, send)
         self.server: Server = scope["chabok"]
         self.reply = send
+        self.load_s = 0.0
         self.arrived: float = getattr(self.state, "arrived", None) or perf_counter()
 
     @property
     def request_id(self) -> str:
         """Of the X-Request-Id header."""
         return str(self.state.request_id)
+
+    @asynccontextmanager
+    async def model(self, name: str) -> AsyncIterator[Served]:
+        """Hold a model while it answers; loads it first if need be, for which ``load_s`` is the time."""
+        started = perf_counter()
+        async with self.server.roster.use(name) as served:
+            self.load_s = perf_counter() - started
+            yield served
 
     async def parse(self, body: Body[T]) -> T:
         """The body, read within the server's limit."""

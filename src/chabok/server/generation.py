@@ -8,7 +8,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
-from chabok.engine.request import Completion, Request, Token
+from chabok.engine.request import Request
 from chabok.engine.timings import Timings
 from chabok.server.events import (
     Answer,
@@ -18,17 +18,14 @@ from chabok.server.events import (
     CallStart,
     Ended,
     Event,
-    Reason,
     Reasoning,
-    Started,
     Text,
     TokenInfo,
-    Usage,
 )
-from chabok.server.prompts import Prompts
+from chabok.server.output import Output
+from chabok.server.prompts import Encoded, Prompts
 
 if TYPE_CHECKING:
-    from chabok.engine.aio import AsyncLLM, AsyncStream
     from chabok.server.roster import Served
 
 
@@ -46,64 +43,78 @@ class Caller(Protocol):
 
 async def prepare(ask: Ask, served: Served, caller: Caller) -> Prepared:
     """Turn an ask into running requests. All that can be refused is refused here, by raising RequestError,
-    BusyError or StoppingError.
+    TemplateError, BusyError or StoppingError.
     """
-    arrived = perf_counter() if ask.arrived is None else ask.arrived
+    return await prepare_all([ask], served, caller)
+
+
+async def prepare_all(asks: Sequence[Ask], served: Served, caller: Caller) -> Prepared:
+    """Several asks as one: the answers to the first come first, then those to the second ..."""
+    now = perf_counter()
     prompts = Prompts.of(served.llm)
-    started = perf_counter()
-    prompt = await prompts.tokens(ask)
-    tokenize_s = perf_counter() - started
-    deadline = None if ask.deadline_ms is None else arrived + ask.deadline_ms / 1000
-    news = asyncio.Event()
-    streams: list[AsyncStream] = []
+    prepared = Prepared()
     try:
-        for index in range(ask.n):
-            params, seed = ask.params, ask.params.seed
-            if index and seed is not None:
-                params = replace(params, seed=(seed + index) % 2**63)
-            request = Request(
-                prompt,
-                params,
-                priority=ask.priority,
-                deadline=deadline,
-                arrived=arrived,
-                tokenize_s=tokenize_s,
-                salt=caller.salt,
-                client=caller.name,
-                prompt_logprobs=ask.prompt_logprobs,
-            )
-            # The queue's limit is for requests; answers of one that was taken may go beyond it.
-            streams.append(served.llm.submit(request, news, bounded=index == 0))
+        for ask in asks:
+            if ask.messages is not None and served.settings.system:
+                ask.messages = _with_system(ask.messages, served.settings.system)
+            prepared.submit(ask, await prompts.encode(ask), served, caller, now)
     except BaseException:
-        for stream in streams:
-            stream.close()
+        prepared.close()
         raise
-    return Prepared(ask, served.llm, prompt, streams, news)
+    return prepared
+
+
+def _with_system(messages: list[dict[str, object]], system: str) -> list[dict[str, object]]:
+    if messages and messages[0].get("role") == "system":
+        return messages
+    return [{"role": "system", "content": system}, *messages]
 
 
 class Prepared:
     """Running requests whose events are still to be read; ``close`` ends them early.
 
-    prompt_tokens: in the prompt.
+    prompt_tokens: in all prompts.
     """
 
-    def __init__(
-        self,
-        ask: Ask,
-        llm: AsyncLLM,
-        prompt: Sequence[int],
-        streams: list[AsyncStream],
-        news: asyncio.Event,
-    ) -> None:
-        self.prompt_tokens = len(prompt)
-        self._news = news
-        self._streams = streams
-        self._open = [_Output(i, stream, ask, llm, prompt) for i, stream in enumerate(streams)]
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.closed = False
+        self._news = asyncio.Event()
+        self._outputs: list[Output] = []
+        self._open: list[Output] = []
+
+    def submit(self, ask: Ask, encoded: Encoded, served: Served, caller: Caller, now: float) -> None:
+        """Queue the n requests of an ask. now: when it arrived, unless it says so itself."""
+        arrived = now if ask.arrived is None else ask.arrived
+        deadline = None if ask.deadline_ms is None else arrived + ask.deadline_ms / 1000
+        self.prompt_tokens += len(encoded.tokens)
+        for i in range(ask.n):
+            params, seed = ask.params, ask.params.seed
+            if i and seed is not None:
+                params = replace(params, seed=(seed + i) % 2**63)
+            request = Request(
+                encoded.tokens,
+                params,
+                client=caller.name,
+                priority=ask.priority,
+                deadline=deadline,
+                arrived=arrived,
+                tokenize_s=encoded.seconds,
+                salt=caller.salt,
+                constraint=encoded.constraint,
+                prompt_logprobs=ask.prompt_logprobs,
+            )
+            # The queue's limit is for requests; further answers of one that was taken may go beyond it.
+            first = not self._outputs
+            stream = served.llm.submit(request, self._news, bounded=first)
+            output = Output(len(self._outputs), stream, ask, encoded, served.llm.llm)
+            self._outputs.append(output)
+            self._open.append(output)
 
     @property
     def timings(self) -> Timings:
         """Of the first answer, so far; its stages up to the prompt's end are final after the first event."""
-        return self._streams[0].timings
+        return self._outputs[0].stream.timings
 
     async def next(self) -> list[Event] | None:
         """The events since the last call, waiting for one; [] after ``poke``; None after the end.
@@ -113,7 +124,7 @@ class Prepared:
         if not self._open:
             return None
         try:
-            if not any(output.has_news for output in self._open):
+            if not any(output.stream.has_news for output in self._open):
                 # Nothing is awaited between looking and clearing, so a wake-up in between is still to come.
                 self._news.clear()
                 await self._news.wait()
@@ -142,86 +153,51 @@ class Prepared:
 
     async def answers(self) -> list[Answer]:
         """Wait for the end: every answer whole, in order."""
-        found: dict[int, Answer] = {}
-        texts: dict[int, list[str]] = {}
-        thoughts: dict[int, list[str]] = {}
-        calls: dict[int, list[Call]] = {}
-        tokens: dict[int, list[TokenInfo]] = {}
+        collected = [_Collected() for _ in self._outputs]
         while (events := await self.next()) is not None:
             for event in events:
-                i = event.index
-                match event:
-                    case Text():
-                        texts.setdefault(i, []).append(event.text)
-                        tokens.setdefault(i, []).extend(event.tokens)
-                    case Reasoning():
-                        thoughts.setdefault(i, []).append(event.text)
-                    case CallStart():
-                        calls.setdefault(i, []).append(Call(event.id, event.name, ""))
-                    case CallArguments():
-                        calls[i][event.call].arguments += event.text
-                    case Ended():
-                        text, thought = "".join(texts.get(i, ())), "".join(thoughts.get(i, ()))
-                        found[i] = Answer(i, event, text, thought, calls.get(i, []), tokens.get(i, []))
-        return [found[i] for i in sorted(found)]
+                collected[event.index].add(event)
+        return [one.answer() for one in collected if one.ended is not None]
 
     def close(self) -> None:
         """End what still runs."""
+        if self._open:
+            self.closed = True
         for output in self._open:
             output.stream.close()
         self._open = []
         self._news.set()
 
 
-class _Output:
-    """One of the n answers as it grows."""
+class _Collected:
+    """The events of one answer, put together."""
 
-    def __init__(
-        self, index: int, stream: AsyncStream, ask: Ask, llm: AsyncLLM, prompt: Sequence[int]
-    ) -> None:
-        self.index = index
-        self.stream = stream
-        self.ended = False
-        self._llm = llm
-        self._prompt = prompt
-        self._logprobs = ask.params.logprobs is not None
-        self._started = False
-        self._held: list[TokenInfo] = []  # tokens whose text is still to come
+    def __init__(self) -> None:
+        self.ended: Ended | None = None
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[Call] = []
+        self._arguments: list[list[str]] = []
+        self._tokens: list[TokenInfo] = []
 
-    @property
-    def has_news(self) -> bool:
-        return self.stream.has_news
+    def add(self, event: Event) -> None:
+        match event:
+            case Text():
+                self._texts.append(event.text)
+                self._tokens += event.tokens
+            case Reasoning():
+                self._thoughts.append(event.text)
+            case CallStart():
+                self._calls.append(Call(event.id, event.name, ""))
+                self._arguments.append([])
+            case CallArguments():
+                self._arguments[event.call].append(event.text)
+            case Ended():
+                self.ended = event
 
-    def take(self, events: list[Event]) -> None:
-        """Append what there is."""
-        stream = self.stream
-        done = stream.done  # looked at first: what is there afterwards is all there will be
-        tokens = stream.take()
-        if not self._started and (tokens or done):
-            self._started = True
-            cached = stream.timings.cached_tokens if tokens else 0
-            events.append(Started(self.index, len(self._prompt), cached))
-        for token in tokens:
-            self._token(token, events)
-        if done:
-            self._end(stream.result(), events)
-
-    def _token(self, token: Token, events: list[Event]) -> None:
-        if self._logprobs:
-            self._held.append(self._info(token))
-            if token.text:
-                events.append(Text(self.index, token.text, tuple(self._held)))
-                self._held = []
-        elif token.text:
-            events.append(Text(self.index, token.text))
-
-    def _info(self, token: Token) -> TokenInfo:
-        data = self._llm.llm.token_bytes
-        top = tuple((id_, data(id_), logprob) for id_, logprob in token.top)
-        return TokenInfo(token.id, data(token.id), token.logprob, top)
-
-    def _end(self, completion: Completion, events: list[Event]) -> None:
-        self.ended = True
-        reason: Reason = completion.finish_reason
-        usage = Usage(len(self._prompt), len(completion.tokens), completion.timings.cached_tokens)
-        events.append(Ended(self.index, reason, completion.stopped_by, completion, usage))
+    def answer(self) -> Answer:
+        assert self.ended is not None
+        for call, pieces in zip(self._calls, self._arguments, strict=True):
+            call.arguments = "".join(pieces)
+        text, thought = "".join(self._texts), "".join(self._thoughts)
+        return Answer(self.ended.index, self.ended, text, thought, self._calls, self._tokens)

@@ -89,7 +89,7 @@ def routes() -> list[BaseRoute]:
 async def chat(call: Call) -> None:
     """Answer a conversation."""
     body = await call.parse(BODY)
-    async with call.server.roster.use(body.model) as served:
+    async with call.model(body.model) as served:
         ask = ask_of(call, body, served)
         prepared = await prepare(ask, served, call.state.caller)
         head = _Head(call, served)
@@ -98,12 +98,12 @@ async def chat(call: Call) -> None:
             await stream(call, prepared, ChatWriter(head, ask, usage))
             return
         answers = await whole(call, prepared)
-        timings = merged_timings(answers, served)
+        timings = merged_timings(answers)
         value = {
             **head.fields("chat.completion"),
             "choices": [_choice(answer, ask) for answer in answers],
-            "usage": usage_dict(answer.ended.usage for answer in answers),
-            "timings": timings_dict(timings),
+            "usage": usage_dict([answer.ended for answer in answers], ask.n),
+            "timings": timings_dict(timings, call.load_s),
         }
         await call.json(value, headers={"Server-Timing": server_timing(timings)})
 
@@ -156,7 +156,7 @@ class _Head:
         self.created = int(time.time())
         self.model = served.name
         self.fingerprint = fingerprint(served)
-        self.served = served
+        self.load_s = call.load_s
 
     def fields(self, kind: str) -> dict[str, Any]:
         return {
@@ -231,7 +231,7 @@ class ChatWriter:
     keep_alive = b": keep-alive\n\n"
 
     def __init__(self, head: _Head, ask: Ask, usage: bool) -> None:
-        self._served = head.served
+        self._load_s = head.load_s
         self._ask = ask
         self._usage = usage
         self._logprobs = ask.params.logprobs is not None
@@ -293,7 +293,7 @@ class ChatWriter:
         out.append(self._close)
 
     def _timings(self) -> dict[str, float | int]:
-        return timings_dict(merged_timings(self._ended, self._served))
+        return timings_dict(merged_timings(self._ended), self._load_s)
 
     def fail(self, error: BaseException) -> bytes:
         """An error in the middle of the stream; clients raise it."""
@@ -303,7 +303,7 @@ class ChatWriter:
         """The usage, where it was asked for, and the end."""
         if not self._usage:
             return b"data: [DONE]\n\n"
-        usage = encode(usage_dict(ended.usage for ended in self._ended))
+        usage = encode(usage_dict(sorted(self._ended, key=lambda one: one.index), self._ask.n))
         timings = encode(self._timings())
         return self._begin_last + b',"usage":' + usage + b',"timings":' + timings + b"}\n\ndata: [DONE]\n\n"
 

@@ -1,12 +1,14 @@
-"""What a client says, as tokens: templates and tokenizers, off the event loop where they take time."""
+"""What a client says, as tokens: templates, tokenizers, grammars; off the event loop where they take time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from chabok.errors import RequestError
@@ -15,6 +17,10 @@ from chabok.server.events import Ask
 if TYPE_CHECKING:
     from chabok.engine.aio import AsyncLLM
     from chabok.engine.llm import LLM
+    from chabok.engine.request import Constraint
+    from chabok.text.grammar import Grammars
+    from chabok.text.reasoning import ReasoningParser
+    from chabok.text.tools import ToolFormat, ToolParser
 
 INLINE_CHARACTERS = 2000
 """Prompts up to this size may be encoded on the event loop."""
@@ -22,7 +28,41 @@ INLINE_CHARACTERS = 2000
 INLINE_S = 0.001
 """... if the last of them took no longer than this."""
 
+_END_TOKENS = 40
+"""Tokens of a prompt's end that show whether its template began the reasoning."""
+
 _threads = ThreadPoolExecutor(2, "chabok-text")
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A prompt that is ready for the engine, and how its answers are read.
+
+    text: the prompt's, where it is to be repeated. visible: control tokens that the parsers must see as text.
+    seconds: it took.
+    """
+
+    tokens: list[int]
+    text: str = ""
+    constraint: Constraint | None = None
+    format: ToolFormat | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    end: str | None = None
+    template: Any = None
+    visible: frozenset[int] = frozenset()
+    seconds: float = 0.0
+
+    def tool_parser(self) -> ToolParser | None:
+        """A parser of calls for one answer, if there can be calls."""
+        return self.format.parser(self.tools) if self.format is not None else None
+
+    def reasoning_parser(self) -> ReasoningParser | None:
+        """A parser of reasoning for one answer, if the model is known to reason."""
+        if self.end is None:
+            return None
+        from chabok.text.reasoning import ReasoningParser
+
+        return ReasoningParser.of(self.template, self.end)
 
 
 class Prompts:
@@ -42,48 +82,96 @@ class Prompts:
             known = cls._known[llm] = cls(llm.llm)
         return known
 
-    async def tokens(self, ask: Ask) -> list[int]:
-        """The token ids of what is asked. Raises RequestError or TemplateError."""
-        if isinstance(ask.prompt, list):
-            return ask.prompt
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes calls."""
+        from chabok.text.tools import ToolFormat
+
+        return ToolFormat.of(self._llm.template, self._llm.tokenizer)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Makes grammars of the model's tokens."""
+        from chabok.text.grammar import Grammars
+
+        return Grammars(self._llm.tokenizer)
+
+    async def encode(self, ask: Ask) -> Encoded:
+        """What the engine is to be given. Raises RequestError or TemplateError."""
         short = _size(ask) <= INLINE_CHARACTERS
         if short and self._short_s <= INLINE_S:
-            tokens, seconds = _timed(self._encode, ask)
+            encoded = self._encode(ask)
         else:
-            loop = asyncio.get_running_loop()
-            tokens, seconds = await loop.run_in_executor(_threads, _timed, self._encode, ask)
+            encoded = await asyncio.get_running_loop().run_in_executor(_threads, self._encode, ask)
         if short:
-            self._short_s = seconds
-        return tokens
+            self._short_s = encoded.seconds
+        return encoded
 
-    def _encode(self, ask: Ask) -> list[int]:
-        if ask.messages is None:
-            assert isinstance(ask.prompt, str)
-            return self._llm.tokenize(ask.prompt)
-        messages, start = ask.messages, ""
+    def _encode(self, ask: Ask) -> Encoded:
+        started = perf_counter()
+        encoded = Encoded([])
+        encoded.constraint = self._constraint(ask)
+        if ask.messages is not None:
+            self._chat(ask, encoded)
+        elif isinstance(ask.prompt, str):
+            encoded.tokens = self._llm.tokenize(ask.prompt)
+            encoded.text = ask.prompt
+        else:
+            encoded.tokens = ask.prompt or []
+            if ask.echo:
+                encoded.text = self._llm.detokenize(encoded.tokens)
+        encoded.seconds = perf_counter() - started
+        return encoded
+
+    def _constraint(self, ask: Ask) -> Constraint | None:
+        calls = bool(ask.tools) and ask.tool_choice not in ("auto", "none")
+        if calls:
+            if ask.format is not None:
+                raise RequestError("a call is required, so response_format cannot hold", "response_format")
+            return self.grammars.tool_calls(self.tool_format, ask.tools, ask.tool_choice)
+        format = ask.format
+        if format is None:
+            return None
+        if format.kind == "json_object":
+            return self.grammars.json_object()
+        if format.kind == "json_schema":
+            return self.grammars.json_schema(format.schema if format.schema is not None else {})
+        make = self.grammars.regex if format.kind == "regex" else self.grammars.lark
+        return make(format.source)
+
+    def _chat(self, ask: Ask, encoded: Encoded) -> None:
+        messages, start = ask.messages or [], ""
         if ask.continue_final:
             *messages, last = messages
             if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or not messages:
                 raise RequestError(
-                    "only a last message of the assistant, a text, can be continued", "messages"
+                    "only a text of the assistant, after other messages, can be continued", "messages"
                 )
             start = last["content"]
-        tokens = self._llm.tokenize_chat(messages, ask.tools or None, **ask.template_variables)
-        return tokens + self._llm.tokenize(start, add_bos=False) if start else tokens
-
-
-def _timed(encode: Callable[[Ask], list[int]], ask: Ask) -> tuple[list[int], float]:
-    started = perf_counter()
-    tokens = encode(ask)
-    return tokens, perf_counter() - started
+        tools: list[Any] | None = None
+        if ask.tools or any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
+            messages, tools = self.tool_format.prepare(messages, ask.tools, ask.tool_choice)
+            if ask.tools and ask.tool_choice != "none" and ask.format is None:
+                encoded.format, encoded.tools = self.tool_format, tuple(ask.tools)
+                encoded.visible = self.tool_format.visible
+        variables: Mapping[str, Any] = ask.template_variables
+        if encoded.constraint is not None:
+            # An answer of a fixed form has no room for reasoning.
+            variables = {"enable_thinking": False, **variables}
+        encoded.tokens = self._llm.tokenize_chat(messages, tools, **variables)
+        if ask.reasoning and encoded.constraint is None:
+            encoded.template = self._llm.template
+            encoded.end = self._llm.detokenize(encoded.tokens[-_END_TOKENS:], skip_special=False)
+        if start:
+            encoded.tokens += self._llm.tokenize(start, add_bos=False)
 
 
 def _size(ask: Ask) -> int:
-    """Characters to encode, roughly."""
+    """Characters to encode, roughly; what takes longer than characters do counts as too many."""
+    if ask.tools or ask.format is not None:
+        return INLINE_CHARACTERS + 1
     if ask.prompt is not None:
         return len(ask.prompt)
-    if ask.tools or ask.template_variables:
-        return INLINE_CHARACTERS + 1
     size = 0
     for message in ask.messages or ():
         content = message.get("content")
