@@ -103,6 +103,7 @@ class Prepared:
                 salt=caller.salt,
                 constraint=encoded.constraint,
                 prompt_logprobs=ask.prompt_logprobs,
+                visible=encoded.visible,
             )
             # The queue's limit is for requests; further answers of one that was taken may go beyond it.
             first = not self._outputs

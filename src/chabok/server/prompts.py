@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from weakref import WeakKeyDictionary
 
 from chabok.errors import RequestError
@@ -18,9 +17,12 @@ if TYPE_CHECKING:
     from chabok.engine.aio import AsyncLLM
     from chabok.engine.llm import LLM
     from chabok.engine.request import Constraint
+    from chabok.text.chat import ChatTemplate
     from chabok.text.grammar import Grammars
     from chabok.text.reasoning import ReasoningParser
-    from chabok.text.tools import ToolFormat, ToolParser
+    from chabok.text.tokenizer import Tokenizer
+    from chabok.text.toolparsers import ToolParser
+    from chabok.text.tools import ToolFormat
 
 INLINE_CHARACTERS = 2000
 """Prompts up to this size may be encoded on the event loop."""
@@ -48,7 +50,7 @@ class Encoded:
     format: ToolFormat | None = None
     tools: tuple[dict[str, Any], ...] = ()
     end: str | None = None
-    template: Any = None
+    template: ChatTemplate | None = None
     visible: frozenset[int] = frozenset()
     seconds: float = 0.0
 
@@ -58,7 +60,7 @@ class Encoded:
 
     def reasoning_parser(self) -> ReasoningParser | None:
         """A parser of reasoning for one answer, if the model is known to reason."""
-        if self.end is None:
+        if self.end is None or self.template is None:
             return None
         from chabok.text.reasoning import ReasoningParser
 
@@ -87,14 +89,14 @@ class Prompts:
         """How the model writes calls."""
         from chabok.text.tools import ToolFormat
 
-        return ToolFormat.of(self._llm.template, self._llm.tokenizer)
+        return ToolFormat.of(cast("ChatTemplate", self._llm.template), cast("Tokenizer", self._llm.tokenizer))
 
     @cached_property
     def grammars(self) -> Grammars:
         """Makes grammars of the model's tokens."""
         from chabok.text.grammar import Grammars
 
-        return Grammars(self._llm.tokenizer)
+        return Grammars(cast("Tokenizer", self._llm.tokenizer))
 
     async def encode(self, ask: Ask) -> Encoded:
         """What the engine is to be given. Raises RequestError or TemplateError."""
@@ -110,7 +112,6 @@ class Prompts:
     def _encode(self, ask: Ask) -> Encoded:
         started = perf_counter()
         encoded = Encoded([])
-        encoded.constraint = self._constraint(ask)
         if ask.messages is not None:
             self._chat(ask, encoded)
         elif isinstance(ask.prompt, str):
@@ -120,24 +121,34 @@ class Prompts:
             encoded.tokens = ask.prompt or []
             if ask.echo:
                 encoded.text = self._llm.detokenize(encoded.tokens)
+        encoded.constraint = self._constraint(ask, encoded.reasoning_parser())
         encoded.seconds = perf_counter() - started
         return encoded
 
-    def _constraint(self, ask: Ask) -> Constraint | None:
+    def _constraint(self, ask: Ask, reasoning: ReasoningParser | None) -> Constraint | None:
+        if ask.format is None and ask.tool_choice in ("auto", "none"):
+            return None
+        grammars = self.grammars
         calls = bool(ask.tools) and ask.tool_choice not in ("auto", "none")
         if calls:
             if ask.format is not None:
                 raise RequestError("a call is required, so response_format cannot hold", "response_format")
-            return self.grammars.tool_calls(self.tool_format, ask.tools, ask.tool_choice)
+            return grammars.tool_calls(
+                self.tool_format,
+                ask.tools,
+                ask.tool_choice,
+                parallel=ask.parallel_tool_calls,
+                reasoning=reasoning,
+            )
         format = ask.format
         if format is None:
             return None
         if format.kind == "json_object":
-            return self.grammars.json_object()
+            return grammars.json_object(reasoning=reasoning)
         if format.kind == "json_schema":
-            return self.grammars.json_schema(format.schema if format.schema is not None else {})
-        make = self.grammars.regex if format.kind == "regex" else self.grammars.lark
-        return make(format.source)
+            return grammars.json_schema(format.schema or {}, reasoning=reasoning)
+        make = grammars.regex if format.kind == "regex" else grammars.lark
+        return make(format.source, reasoning=reasoning)
 
     def _chat(self, ask: Ask, encoded: Encoded) -> None:
         messages, start = ask.messages or [], ""
@@ -154,13 +165,9 @@ class Prompts:
             if ask.tools and ask.tool_choice != "none" and ask.format is None:
                 encoded.format, encoded.tools = self.tool_format, tuple(ask.tools)
                 encoded.visible = self.tool_format.visible
-        variables: Mapping[str, Any] = ask.template_variables
-        if encoded.constraint is not None:
-            # An answer of a fixed form has no room for reasoning.
-            variables = {"enable_thinking": False, **variables}
-        encoded.tokens = self._llm.tokenize_chat(messages, tools, **variables)
-        if ask.reasoning and encoded.constraint is None:
-            encoded.template = self._llm.template
+        encoded.tokens = self._llm.tokenize_chat(messages, tools, **ask.template_variables)
+        if ask.reasoning:
+            encoded.template = cast("ChatTemplate", self._llm.template)
             encoded.end = self._llm.detokenize(encoded.tokens[-_END_TOKENS:], skip_special=False)
         if start:
             encoded.tokens += self._llm.tokenize(start, add_bos=False)
