@@ -1,0 +1,369 @@
+"""Puts load on an endpoint and keeps the timelines; watches itself, so that a slow client is not taken for a
+slow server."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from array import array
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from chabok.measure.endpoint import Endpoint
+from chabok.measure.failures import MeasureError
+from chabok.measure.http import Client
+from chabok.measure.prompts import Prompt, Synthetic, calibrate
+from chabok.measure.schedule import Concurrent, Load, Rate
+from chabok.measure.timeline import Failure, Timeline
+
+HOPELESS = frozenset(
+    {"connect", "tls", "protocol", "http 400", "http 401", "http 403", "http 404", "http 405"}
+)
+"""Failures after which, where nothing ever succeeded, going on tells nothing new."""
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+"""A user whose request failed waits before the next, twice as long each time."""
+MOST_IN_FLIGHT = 4096
+"""Open-loop requests beyond this many at once are not sent, and counted as failures of the client."""
+BUSY_SHARE, LATE_S = 0.8, 0.010
+"""Share of a core, and lateness p99, beyond which the client is the bottleneck."""
+
+Prompts = Callable[[int], Prompt]
+Sink = Callable[[Timeline], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From when to when the load was steady, seconds since the run's start."""
+
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long."""
+        return self.end - self.start
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one load did.
+
+    window: ramp-up and drain excluded; None if the load was never steady. cpu_share: CPU time of this
+    process / wall time. lateness_p99_s: how far the client fell behind its schedule. timelines: empty if a
+    sink took them. stopped: why it ended early, if it did.
+    """
+
+    phase: str
+    load: Load
+    began: float
+    ended: float = 0.0
+    window: Window | None = None
+    cpu_share: float = 0.0
+    lateness_p99_s: float = 0.0
+    requests: int = 0
+    failed: int = 0
+    stopped: str = ""
+    timelines: list[Timeline] = field(default_factory=list)
+
+    @property
+    def client_bound(self) -> str:
+        """A sentence if the client was the bottleneck; empty if it was not."""
+        if self.lateness_p99_s > LATE_S:
+            return (
+                f"the client fell behind: 1 request in 100 was sent {self.lateness_p99_s * 1000:.0f} ms "
+                "or more after it was due; these numbers are the client's, not the server's"
+            )
+        if self.cpu_share > BUSY_SHARE:
+            return (
+                f"the client used {self.cpu_share:.0%} of a core; "
+                "these numbers are the client's as much as the server's"
+            )
+        return ""
+
+
+class Stopwatch:
+    """One run against one endpoint: several loads after each other, one clock, one pool of connections.
+
+    An async context manager. ``sink`` takes each timeline as its request ends; without one they are kept in
+    the outcomes. ``watch`` is told, too, for progress.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        prompts: Prompts,
+        *,
+        seed: int = 0,
+        exact: bool = True,
+        sink: Sink | None = None,
+        watch: Sink | None = None,
+    ) -> None:
+        """``exact``: force the length of answers where the dialect can."""
+        self.endpoint = endpoint
+        self.prompts = prompts
+        self.seed = seed
+        self.exact = exact
+        self.client: Client = endpoint.client()
+        self.start = perf_counter()
+        self.started_at = time.time()
+        self.outcomes: list[Outcome] = []
+        self.in_flight = 0
+        self.connect_s = 0.0
+        self.stopping = ""
+        self._sink = sink
+        self._watch = watch
+        self._number = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Stopwatch:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.client.close()
+        await asyncio.sleep(0)
+
+    def now(self) -> float:
+        """Seconds since the run's start."""
+        return perf_counter() - self.start
+
+    def stop(self, why: str = "stopped") -> None:
+        """End the load that runs: what is in flight is given up, what was measured is kept."""
+        self.stopping = self.stopping or why
+        for task in self._tasks:
+            task.cancel()
+
+    async def run(self, load: Load, phase: str = "") -> Outcome:
+        """Put a load on the endpoint until it ends. ExchangeError: not even a connection can be had."""
+        streams = load.streams if isinstance(load, Concurrent) else 8
+        connect_s = await self.client.warm(streams)
+        self.connect_s = connect_s or self.connect_s
+        outcome = Outcome(phase or str(load), load, self.now())
+        self.outcomes.append(outcome)
+        tally = _Tally(outcome)
+        gc.collect()
+        gc.freeze()  # what is there already need not be looked at again while tokens come
+        cpu = time.process_time()
+        try:
+            if isinstance(load, Concurrent):
+                await self._closed(load, tally)
+            else:
+                await self._open(load, tally)
+        finally:
+            outcome.ended = self.now()
+            outcome.cpu_share = (time.process_time() - cpu) / max(outcome.ended - outcome.began, 1e-9)
+            gc.unfreeze()
+            outcome.stopped = outcome.stopped or self.stopping
+            tally.conclude()
+        return outcome
+
+    # -- closed loop
+
+    async def _closed(self, load: Concurrent, tally: _Tally) -> None:
+        end = None if load.seconds is None else perf_counter() + load.seconds
+        tally.streams = load.streams
+        first = self._number
+        last = None if load.requests is None else first + load.requests
+
+        async def user() -> None:
+            pause = PAUSE_S
+            while not self._over(tally, end) and (last is None or self._number < last):
+                number, self._number = self._number, self._number + 1
+                scheduled = self.now()
+                timeline = await self._one(number, scheduled, self.prompts(number), tally)
+                if timeline.failure is None:
+                    pause = PAUSE_S
+                else:
+                    await asyncio.sleep(min(timeline.failure.retry_after_s or pause, LONGEST_PAUSE_S))
+                    pause = min(2 * pause, LONGEST_PAUSE_S)
+            tally.idle_from = min(tally.idle_from, self.now())
+
+        await self._together([user() for _ in range(load.streams)])
+
+    def _over(self, tally: _Tally, end: float | None) -> bool:
+        return bool(self.stopping or tally.outcome.stopped) or (end is not None and perf_counter() >= end)
+
+    # -- open loop
+
+    async def _open(self, load: Rate, tally: _Tally) -> None:
+        loop = asyncio.get_running_loop()
+        began = perf_counter()
+        origin = self.now()
+        waiting: set[asyncio.Task[None]] = set()
+
+        async def send(number: int, scheduled: float, prompt: Prompt) -> None:
+            await self._one(number, scheduled, prompt, tally)
+
+        async def arrivals() -> None:
+            for due in load.due(self.seed):
+                if self._over(tally, None):
+                    break
+                number, self._number = self._number, self._number + 1
+                prompt = self.prompts(number)  # made while there is time, not when it is due
+                await _until(began + due)
+                scheduled = origin + due
+                if self.in_flight >= MOST_IN_FLIGHT:
+                    message = f"not sent: {MOST_IN_FLIGHT} requests were unanswered already"
+                    timeline = Timeline(number, scheduled, tally.outcome.phase, done=self.now())
+                    timeline.failure = Failure("overload", message)
+                    self._keep(timeline, tally)
+                    continue
+                task = loop.create_task(send(number, scheduled, prompt))
+                waiting.add(task)
+                task.add_done_callback(waiting.discard)
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                tally.idle_from = scheduled
+            if load.seconds is not None and not self.stopping:
+                await _until(began + load.seconds)
+                tally.idle_from = self.now()
+
+        await self._together([arrivals()])
+        if waiting:
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _together(self, jobs: Sequence[Coroutine[None, None, None]]) -> None:
+        tasks = [asyncio.get_running_loop().create_task(job) for job in jobs]
+        self._tasks.update(tasks)
+        try:
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            raise
+        finally:
+            self._tasks.difference_update(tasks)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    # -- one request
+
+    async def _one(self, number: int, scheduled: float, prompt: Prompt, tally: _Tally) -> Timeline:
+        timeline = Timeline(
+            number,
+            scheduled,
+            tally.outcome.phase,
+            asked_prompt=prompt.tokens,
+            asked_output=prompt.output_tokens,
+        )
+        ask = self.endpoint.ask(prompt.text, prompt.output_tokens, exact=self.exact)
+        self.in_flight += 1
+        try:
+            await self.endpoint.time(self.client, ask, timeline, self.start)
+        finally:
+            self.in_flight -= 1
+            self._keep(timeline, tally)
+        return timeline
+
+    def _keep(self, timeline: Timeline, tally: _Tally) -> None:
+        tally.take(timeline)
+        if self._sink is not None:
+            self._sink(timeline)
+        else:
+            tally.outcome.timelines.append(timeline)
+        if self._watch is not None:
+            self._watch(timeline)
+
+
+class _Tally:
+    """Counts of a load that need little memory however long it runs."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.streams = 0  # of a closed loop
+        self.idle_from = float("inf") if isinstance(outcome.load, Concurrent) else 0.0
+        self._late = array("d")
+        self._first_tokens = 0
+        self._steady_from = 0.0
+        self._first_end = float("inf")
+        self._in_row = 0
+
+    def take(self, timeline: Timeline) -> None:
+        """Count a request that ended."""
+        outcome = self.outcome
+        outcome.requests += 1
+        if timeline.sent is not None:
+            self._late.append(timeline.sent - timeline.connect_s - timeline.scheduled)
+        if timeline.failure is not None:
+            outcome.failed += 1
+            self._in_row += 1
+            limit = max(5, self.streams)
+            if outcome.failed == outcome.requests >= limit and timeline.failure.kind in HOPELESS:
+                outcome.stopped = f"the first {outcome.requests} requests failed: {timeline.failure.message}"
+            return
+        if timeline.done is not None:
+            self._first_end = min(self._first_end, timeline.done)
+        if self._first_tokens < self.streams:
+            # Full load begins when the last of the first round has its first token.
+            first = next((e.at for e in timeline.events if e.kind in ("content", "reasoning", "tool")), None)
+            if first is not None:
+                self._first_tokens += 1
+                self._steady_from = max(self._steady_from, first)
+
+    def conclude(self) -> None:
+        """Fill in what is known at the end."""
+        outcome = self.outcome
+        if len(self._late):
+            late = sorted(self._late)
+            outcome.lateness_p99_s = max(late[min(int(len(late) * 0.99), len(late) - 1)], 0.0)
+        # An open loop is steady from the first answer to the last arrival.
+        start = self._steady_from if isinstance(outcome.load, Concurrent) else self._first_end
+        end = min(self.idle_from, outcome.ended)
+        if outcome.load == Concurrent(1, outcome.load.requests, outcome.load.seconds):
+            start, end = outcome.began, outcome.ended
+        if end > start and outcome.requests > outcome.failed:
+            outcome.window = Window(start, end)
+
+
+async def _until(instant: float) -> None:
+    """Sleep until a perf_counter instant, without ever waking up before it."""
+    while (left := instant - perf_counter()) > 0:
+        await asyncio.sleep(left)
+
+
+def run_load(
+    endpoint: Endpoint,
+    load: Load,
+    *,
+    prompts: Prompts | None = None,
+    prompt_tokens: int = 128,
+    output_tokens: int = 128,
+    shared_prefix: int = 0,
+    seed: int = 0,
+    warm_up: int | None = None,
+    exact: bool = True,
+    sink: Sink | None = None,
+) -> Outcome:
+    """Put one load on an endpoint and wait for its outcome; what a script needs.
+
+    prompts: number -> Prompt; without it synthetic ones of ``prompt_tokens``, calibrated by asking the
+    endpoint first. warm_up: requests before the load that do not count (default: one per stream, 8 at most).
+    MeasureError: the endpoint cannot be measured, and why.
+    """
+
+    async def go() -> Outcome:
+        made: Prompts
+        if prompts is not None:
+            made = prompts
+        else:
+            async with endpoint.client() as client:
+                ruler = await calibrate(endpoint, client)
+            made = Synthetic(prompt_tokens, output_tokens, seed=seed, shared=shared_prefix, ruler=ruler)
+        async with Stopwatch(endpoint, made, seed=seed, exact=exact, sink=sink) as stopwatch:
+            streams = load.streams if isinstance(load, Concurrent) else 1
+            warm = min(streams, 8) if warm_up is None else warm_up
+            if warm:
+                keep, stopwatch._sink = stopwatch._sink, _forget
+                outcome = await stopwatch.run(Concurrent(min(streams, warm), requests=warm), "warm-up")
+                stopwatch._sink = keep
+                if outcome.stopped:
+                    raise MeasureError(f"{endpoint.url}: {outcome.stopped}")
+            return await stopwatch.run(load)
+
+    return asyncio.run(go())
+
+
+def _forget(timeline: Timeline) -> None:
+    pass

@@ -1,0 +1,201 @@
+"""Prompts of exact token lengths: so that no cache can answer for the model, or on purpose so that it can.
+
+A prompt is a row of words, each one token for the model at hand. Which words are one token, and how many
+tokens the chat template adds, is found out by asking the endpoint for one-token answers and reading the usage
+that it reports.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+from chabok.measure.endpoint import Endpoint
+from chabok.measure.failures import MeasureError
+from chabok.measure.http import Client
+from chabok.measure.timeline import Timeline
+
+_NOUNS = """
+    time year people way day man thing woman life child world school state family student group country
+    problem hand part place case week company system program question work government number night point home
+    water room mother area money story fact month lot right study book eye job word business issue side kind
+    head house service friend father power hour game line end member law car city name team minute idea body
+    back parent face level office door health person art war history party result change morning reason
+    research girl guy moment air teacher force education foot boy age policy music market sense nation plan
+    college interest death experience effect use class control field development role rate heart drug show
+    leader light voice wife police mind price report decision son view town road form value action model
+    season society tax director position player record paper space ground event official matter center couple
+    site project activity star table need court produce oil situation cost industry figure street image phone
+    data picture practice piece land product doctor wall worker news test movie north love step economy
+    public film tree source hair window culture chance brother energy period course summer plant opportunity
+    term letter condition choice rule daughter south husband floor campaign material population call hospital
+    church risk fire future bank west sport board subject officer rest behavior performance top goal second
+    bed order author blood agency nature color store sound movement page race concern series language response
+    animal factor decade article east artist scene stock career treatment approach size dog fund media sign
+    thought list individual quality pressure answer resource meeting disease success cup amount ability staff
+    character growth loss degree attack region television box training trade deal election feeling standard
+    bill message analysis benefit sex lawyer section glass skill sister professor operation crime stage
+    authority design sort knowledge gun station strategy truth song example environment leg dark memory
+"""
+WORDS = tuple(dict.fromkeys(_NOUNS.split()))
+"""Common English nouns: in nearly every vocabulary each is one token, with or without a space before it."""
+
+ENOUGH = 32
+"""Fewer one-token words than this do not make prompts that differ enough."""
+PROBES = 48
+"""Most requests that finding out the lengths may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ruler:
+    """How long prompts are, in tokens of the model at hand.
+
+    words: those that are one token each. overhead: tokens that the chat template adds. source: ``usage``, or
+    ``assumed`` where the endpoint tells nothing; then lengths are only meant, not exact.
+    """
+
+    words: tuple[str, ...] = WORDS
+    overhead: int = 0
+    source: str = "assumed"
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How many tokens: fixed where ``low`` equals ``high``, else evenly distributed between them."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, text: str | int) -> Lengths:
+        """From ``128`` or ``100-200``; MeasureError if it is neither."""
+        low, dash, high = str(text).partition("-")
+        try:
+            found = cls(int(low), int(high if dash else low))
+        except ValueError:
+            raise MeasureError(f"{text!r} is no length in tokens; 128 or 100-200 are") from None
+        if not 1 <= found.low <= found.high:
+            raise MeasureError(f"{text!r} is no length in tokens: from 1 up, the smaller first")
+        return found
+
+    def draw(self, chance: random.Random) -> int:
+        """A length."""
+        return self.low if self.low == self.high else chance.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt, and the tokens it is meant to be long (template included) and to be answered with."""
+
+    text: str
+    tokens: int
+    output_tokens: int
+
+
+class Synthetic:
+    """Prompts number 0, 1, 2, ... of given lengths; the same for the same seed.
+
+    Each differs from every other from its first word on. shared: so many tokens at the beginning are the same
+    for all instead, which is the way to measure a prefix cache.
+    """
+
+    def __init__(
+        self,
+        prompt_tokens: Lengths | int = 128,
+        output_tokens: Lengths | int = 128,
+        *,
+        seed: int = 0,
+        shared: int = 0,
+        ruler: Ruler | None = None,
+    ) -> None:
+        """MeasureError: ``shared`` is longer than the shortest prompt, or the words do not suffice."""
+        self.prompt_tokens = _lengths(prompt_tokens)
+        self.output_tokens = _lengths(output_tokens)
+        self.seed = seed
+        self.shared = shared
+        self.ruler = ruler or Ruler()
+        if shared and shared >= self.prompt_tokens.low:
+            raise MeasureError(
+                f"a shared prefix of {shared} tokens leaves nothing of a prompt of {self.prompt_tokens.low}; "
+                "a longer prompt or a shorter prefix does"
+            )
+        if len(self.ruler.words) < 2:
+            raise MeasureError("prompts need two different words at least")
+
+    def with_ruler(self, ruler: Ruler) -> Synthetic:
+        """The same prompts for another model."""
+        return Synthetic(
+            self.prompt_tokens, self.output_tokens, seed=self.seed, shared=self.shared, ruler=ruler
+        )
+
+    def __call__(self, number: int) -> Prompt:
+        """Prompt ``number``."""
+        chance = random.Random(f"{self.seed}:{number}")
+        tokens = self.prompt_tokens.draw(chance)
+        output = self.output_tokens.draw(chance)
+        words = self.ruler.words
+        size = max(tokens - self.ruler.overhead, 1)
+        common = min(max(self.shared - self.ruler.overhead, 0), size - 1) if self.shared else 0
+        text = [] if not common else random.Random(f"{self.seed}:shared").choices(words, k=common)
+        # The number in base len(words), lowest digit first, in an order of the seed's own: the first word
+        # already differs between neighbours, the first few between any two.
+        order = random.Random(f"{self.seed}:order").sample(words, len(words))
+        left = number
+        while len(text) < size:
+            text.append(order[left % len(order)])
+            left //= len(order)
+            if not left:
+                break
+        text += chance.choices(words, k=size - len(text))
+        return Prompt(" ".join(text), size + self.ruler.overhead, output)
+
+
+def _lengths(value: Lengths | int) -> Lengths:
+    return value if isinstance(value, Lengths) else Lengths.of(value)
+
+
+Counter = Callable[[str], Awaitable[int | None]]
+
+
+async def calibrate(endpoint: Endpoint, client: Client) -> Ruler:
+    """Find out by asking which words are one token, and what the template adds.
+
+    Takes a few short requests; more where words are cut into several tokens. A ruler of source ``assumed``
+    where the endpoint tells no counts.
+    """
+    count = _by_usage(endpoint, client)
+    one = await count(WORDS[0])
+    two = await count(f"{WORDS[0]} {WORDS[1]}")
+    if one is None or two is None:
+        return Ruler()
+    overhead = one - 1 if two - one == 1 else max(2 * one - two, 0)
+    good: list[str] = []
+    waiting = [list(WORDS)]
+    for _ in range(PROBES):
+        if not waiting:
+            break
+        words = waiting.pop(0)
+        found = await count(" ".join(words))
+        if found is None:
+            return Ruler()
+        if found - overhead == len(words):
+            good += words
+        elif len(words) > 1:
+            half = len(words) // 2
+            waiting += [words[:half], words[half:]]
+    if len(good) < ENOUGH:
+        return Ruler(overhead=overhead)
+    return Ruler(tuple(good), overhead, "usage")
+
+
+def _by_usage(endpoint: Endpoint, client: Client) -> Counter:
+    async def count(text: str) -> int | None:
+        timeline = Timeline(0, 0.0)
+        await endpoint.time(client, endpoint.ask(text, 1), timeline, perf_counter())
+        if timeline.failure is not None:
+            raise MeasureError(f"{endpoint.url}: {timeline.failure.message}")
+        return timeline.usage.prompt_tokens
+
+    return count
