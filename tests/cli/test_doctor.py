@@ -16,4 +16,4 @@ def test_doctor_speaks_json() -> None:
     assert found["cores"]["threads"] >= 1
     assert found["bandwidth"]["one_thread"] > 1e8
     assert found["memory"]["total"] >= found["memory"]["available"] > 0
-    assert set(found["caches"]) == {"models", "packed", "kernels"}
+    assert set(found["caches"]) == {"models", "packed", "kernels", "prefixes"}

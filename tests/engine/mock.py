@@ -9,11 +9,13 @@ from __future__ import annotations
 import codecs
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chabok.engine.engine import Engine
+from chabok.engine.pagefiles import PageFiles
 from chabok.models.batch import PAGE_TOKENS, Batch, Logits
 
 EOS = 256
@@ -28,6 +30,7 @@ class MockModel:
     vocab_size = VOCAB
     n_ctx_train = 4096
     page_bytes = PAGE_TOKENS * 8
+    page_layout = "marks"
 
     def __init__(self, *, max_rows: int = 128, row_s: float = 0.0, eos_every: int = 0) -> None:
         self.max_rows = max_rows
@@ -39,6 +42,9 @@ class MockModel:
 
     def new_cache(self, n_pages: int) -> None:
         self._cache = np.zeros((n_pages, PAGE_TOKENS), np.uint64)
+
+    def page(self, index: int) -> NDArray[np.uint8]:
+        return self._cache[index].view(np.uint8)
 
     def forward(self, batch: Batch) -> Logits:
         assert batch
@@ -136,13 +142,25 @@ class PlainTemplate:
 
 
 def mock_engine(
-    *, context: int = 1024, n_pages: int = 64, max_batch: int = 16, budget_s: float = 0.03, **model: float
+    *,
+    context: int = 1024,
+    n_pages: int = 64,
+    max_batch: int = 16,
+    budget_s: float = 0.03,
+    prefixes: Path | None = None,
+    **model: float,
 ) -> Engine:
+    """prefixes: folder of the prefix cache on disk."""
+    mock = MockModel(**model)  # type: ignore[arg-type]
+    files = None
+    if prefixes is not None:
+        files = PageFiles(mock.fingerprint, mock.page_layout, mock.page_bytes, root=prefixes)
     return Engine(
-        MockModel(**model),  # type: ignore[arg-type]
+        mock,
         ByteTokenizer(),
         context=context,
         n_pages=n_pages,
         max_batch=max_batch,
         budget_s=budget_s,
+        prefix_files=files,
     )

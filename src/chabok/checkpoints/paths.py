@@ -29,3 +29,8 @@ def packed_dir() -> Path:
 def kernels_dir() -> Path:
     """Where compiled kernels are kept."""
     return cache_dir() / "kernels"
+
+
+def prefixes_dir() -> Path:
+    """Pages of keys and values of prompts that may come again."""
+    return cache_dir() / "prefixes"

@@ -106,7 +106,12 @@ def _bandwidths(threads: int) -> dict[str, float]:
 def _caches() -> dict[str, dict[str, Any]]:
     from chabok.checkpoints import paths
 
-    folders = {"models": paths.models_dir(), "packed": paths.packed_dir(), "kernels": paths.kernels_dir()}
+    folders = {
+        "models": paths.models_dir(),
+        "packed": paths.packed_dir(),
+        "kernels": paths.kernels_dir(),
+        "prefixes": paths.prefixes_dir(),
+    }
     return {name: {"path": str(folder), "bytes": _size(folder)} for name, folder in folders.items()}
 
 

@@ -156,6 +156,8 @@ class AsyncLLM:
         kv_memory: int | None = None,
         pack: bool = True,
         budget_s: float = 0.03,
+        prefix_disk: bool = False,
+        prefix_disk_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._set(
@@ -167,6 +169,8 @@ class AsyncLLM:
                 kv_memory=kv_memory,
                 pack=pack,
                 budget_s=budget_s,
+                prefix_disk=prefix_disk,
+                prefix_disk_bytes=prefix_disk_bytes,
                 progress=progress,
             )
         )

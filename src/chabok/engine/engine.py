@@ -19,6 +19,8 @@ from typing import NamedTuple, Protocol
 from chabok.engine.handle import Handle
 from chabok.engine.interrupts import interrupts_after
 from chabok.engine.kv import PagePool, pages_for, root_key
+from chabok.engine.pagefiles import PageFiles
+from chabok.engine.prefixes import Prefixes
 from chabok.engine.rate import Rate
 from chabok.engine.request import Completion, FinishReason, Request, Token
 from chabok.engine.sampler import Sampler
@@ -33,6 +35,9 @@ from chabok.models.batch import PAGE_TOKENS, Batch, Logits, Model
 
 MOST_LOGPROBS = 1000
 """Of the best tokens at a position, how many can be asked for."""
+
+LOADING_S = 0.002
+"""How long a step waits for pages from disk when there is nothing else to do."""
 
 
 class Tokenizer(Protocol):
@@ -60,7 +65,8 @@ class Engine:
     context: most tokens of a sequence, prompt and answer. n_pages: size of the key-value cache, in pages of
     64 tokens.
     max_batch: most sequences that have pages at a time. budget_s: how long a step may take while something is
-    being generated, which bounds how large a piece of a prompt it takes.
+    being generated, which bounds how large a piece of a prompt it takes. prefix_files: where prefixes outlive
+    the engine; None keeps them in memory only.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class Engine:
         max_batch: int = 64,
         budget_s: float = 0.03,
         max_queue: int = 256,
+        prefix_files: PageFiles | None = None,
     ) -> None:
         if context > n_pages * PAGE_TOKENS:
             raise ResourceError(
@@ -84,8 +91,21 @@ class Engine:
         self._tokenizer = tokenizer
         self._eos_ids = frozenset(tokenizer.eos_ids)
         model.new_cache(n_pages)
+        pool = PagePool(n_pages)
+        self.prefixes: Prefixes | None = None
+        if prefix_files is not None:
+            # The writer's thread must not keep an engine alive that nobody uses any more.
+            one = weakref.ref(self)
+            self.prefixes = Prefixes(
+                prefix_files, model.page, pool, idle=lambda: (engine := one()) is None or not engine.has_work
+            )
         self.scheduler = Scheduler(
-            PagePool(n_pages), max_rows=model.max_rows, max_active=max_batch, budget_s=budget_s
+            pool,
+            max_rows=model.max_rows,
+            max_active=max_batch,
+            budget_s=budget_s,
+            copy_page=self._copy_page,
+            prefixes=self.prefixes,
         )
         self.stats = Stats(n_pages)
         self.max_queue = max_queue
@@ -104,6 +124,8 @@ class Engine:
         self._debug = bool(os.environ.get("CHABOK_DEBUG"))
         self._pid = os.getpid()
         _open_engines.add(self)
+        if self.prefixes is not None:
+            self.prefixes.start()
 
     # The caller's side, any thread.
 
@@ -293,7 +315,12 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do something."""
         scheduler = self.scheduler
-        return bool(scheduler.active or scheduler.waiting or self._inbox or self._cancelled)
+        return bool(scheduler.active or scheduler.waiting or self._inbox or self._cancelled or self._loading)
+
+    @property
+    def _loading(self) -> bool:
+        """Whether pages are on their way from disk."""
+        return self.prefixes is not None and bool(self.prefixes.loading)
 
     def close(self) -> None:
         """End after the current step; requests that have not ended fail."""
@@ -310,6 +337,8 @@ class Engine:
             error = RequestError("the model was closed before this request ended")
             for sequence in (*self.scheduler.active, *self.scheduler.waiting):
                 self._fail(sequence, error)
+            if self.prefixes is not None:
+                self.prefixes.close()
             self.model.close()
         self._notify()
         TURNS.streaming.discard(id(self))
@@ -330,7 +359,7 @@ class Engine:
                     self._fail(sequence, self._given_up)
             scheduler.others_stream = bool(TURNS.streaming - {id(self)})
             batch = scheduler.plan()
-            if not batch and scheduler.waiting:
+            if not batch and scheduler.waiting and not self._loading:
                 raise RuntimeError("the scheduler found no room for a request in an empty cache")
         except Exception as error:
             # Who is to blame cannot be known; nobody must be left waiting.
@@ -339,6 +368,8 @@ class Engine:
             batch = []
         if batch:
             self._compute(batch)
+        elif self.prefixes is not None and self._loading:
+            self.prefixes.wait(LOADING_S)
         self._look_around()
         if self._waiters:
             self._notify()
@@ -347,7 +378,7 @@ class Engine:
         scheduler, stats = self.scheduler, self.stats
         planned = scheduler.planned
         started = perf_counter()
-        if scheduler.n_prompt:
+        if scheduler.n_prompt or scheduler.collected:
             for sequence in planned:
                 if sequence.timeline.started is None:
                     self._begin(sequence, started)
@@ -359,6 +390,8 @@ class Engine:
             now = perf_counter()
             scheduler.pace.observe(scheduler.n_decode, scheduler.chunks, now - started)
             scheduler.shares.advance(scheduler.n_decode + scheduler.n_prompt)
+            if self.prefixes is not None and scheduler.n_decode == 0 and scheduler.n_prompt >= PAGE_TOKENS:
+                self.prefixes.rates.computed(now - started, scheduler.n_prompt)
             row = 0
             for sequence in planned:
                 n_out = sequence.segment.outputs
@@ -401,6 +434,9 @@ class Engine:
             TURNS.streaming.add(id(self))
         else:
             TURNS.streaming.discard(id(self))
+
+    def _copy_page(self, source: int, to: int) -> None:
+        self.model.page(to)[:] = self.model.page(source)
 
     def _take_messages(self) -> None:
         inbox, scheduler = self._inbox, self.scheduler

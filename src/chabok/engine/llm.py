@@ -80,6 +80,10 @@ class LLM:
     kv_memory: bytes of key-value cache; None for four contexts, but a quarter of the free memory at most.
     pack: keep the kernels' layout of the weights on disk, so that the next start takes no time.
     budget_s: seconds a step may take while something is being generated; long prompts are cut to fit.
+    prefix_disk: keep the keys and values of prompts on disk, so that the same beginning is read from there
+    after the next start. They tell what was asked, so this is for the caller to decide.
+    prefix_disk_bytes: most that those of all models may take; None for 4 GB, but a quarter of the free disk
+    at most.
     progress: is told about downloads and preparation (``chabok.checkpoints.progress.Progress``).
 
         with LLM("smollm2") as llm:
@@ -99,10 +103,21 @@ class LLM:
         kv_memory: int | None = None,
         pack: bool = True,
         budget_s: float = 0.03,
+        prefix_disk: bool = False,
+        prefix_disk_bytes: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         started = perf_counter()
-        options = Options(threads, context, max_batch, kv_memory, pack, budget_s)
+        options = Options(
+            threads,
+            context,
+            max_batch,
+            kv_memory,
+            pack,
+            budget_s,
+            prefix_disk=prefix_disk,
+            prefix_disk_bytes=prefix_disk_bytes,
+        )
         self._set(load(model, options, progress), perf_counter() - started)
 
     @classmethod

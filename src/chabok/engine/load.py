@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from chabok.engine.engine import Engine, Tokenizer
 from chabok.engine.kv import pages_for
+from chabok.engine.pagefiles import PageFiles
 from chabok.errors import CheckpointError, RequestError, TemplateError
 from chabok.models.batch import Model
 
@@ -65,6 +66,9 @@ class Options:
     pack: keep the kernels' layout of the weights on disk.
     budget_s: how long a step may take while something is being generated.
     max_queue: requests that may wait for their turn; more are refused (BusyError).
+    prefix_disk: keep keys and values of prompts on disk, so that the next start finds them; off by default,
+    since they tell what was asked. prefix_disk_bytes: most that those of all models may take; None for
+    ``$CHABOK_PREFIX_LIMIT``, or 4 GB but a quarter of the free disk at most.
     """
 
     threads: int | None = None
@@ -74,9 +78,11 @@ class Options:
     pack: bool = True
     budget_s: float = 0.03
     max_queue: int = 256
+    prefix_disk: bool = False
+    prefix_disk_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("threads", "context", "max_batch", "kv_memory", "max_queue"):
+        for name in ("threads", "context", "max_batch", "kv_memory", "max_queue", "prefix_disk_bytes"):
             value = getattr(self, name)
             if value is not None and (
                 isinstance(value, bool) or not hasattr(value, "__index__") or value < 1
@@ -106,12 +112,22 @@ class Loaded:
             max_batch=options.max_batch,
             budget_s=options.budget_s,
             max_queue=options.max_queue,
+            prefix_files=prefix_files(model, options),
         )
 
     @cached_property
     def template(self) -> Template:
         """The chat template, made when it is first needed: its library takes long to import."""
         return self._make_template()
+
+
+def prefix_files(model: Model, options: Options) -> PageFiles | None:
+    """Where the prefixes of a model are kept on disk; None if they are not to be."""
+    if not options.prefix_disk:
+        return None
+    return PageFiles(
+        model.fingerprint, model.page_layout, model.page_bytes, limit_bytes=options.prefix_disk_bytes
+    )
 
 
 def load(name: str | PathLike[str], options: Options, progress: Progress | None = None) -> Loaded:

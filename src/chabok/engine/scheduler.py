@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 
 from chabok.engine.kv import PagePool, pages_for
 from chabok.engine.pace import LEAST_CHUNK, Pace
+from chabok.engine.prefixes import Prefixes
+from chabok.engine.reuse import Reuse
 from chabok.engine.sequence import Sequence
 from chabok.engine.shares import Shares
 from chabok.models.batch import PAGE_TOKENS, Batch
@@ -31,11 +33,23 @@ class Scheduler:
     """Holds the sequences that wait and those that have pages.
 
     max_rows: most rows of a step; max_active: most sequences with pages; budget_s: how long a step may take
-    while some sequence is generating.
+    while some sequence is generating. copy_page: copies a page (from, to). prefixes: the pages on disk.
     """
 
-    def __init__(self, pool: PagePool, *, max_rows: int, max_active: int, budget_s: float) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        max_rows: int,
+        max_active: int,
+        budget_s: float,
+        copy_page: Callable[[int, int], None] | None = None,
+        prefixes: Prefixes | None = None,
+    ) -> None:
         self.pool = pool
+        self.reuse = Reuse(pool, copy_page, prefixes)
+        self.collected = False
+        """Whether pages came from disk for the step that was planned."""
         self.pace = Pace(budget_s, max_rows)
         self.shares = Shares()
         self.waiting: list[Sequence] = []
@@ -81,7 +95,7 @@ class Scheduler:
             return
         used = len(sequence.tokens) - sequence.cached if sequence.timeline.started is not None else 0
         self.shares.leave(sequence.request.client, sequence.work - used)
-        self._release(sequence)
+        self.reuse.leave(sequence)
 
     def plan(self) -> Batch:
         """Choose the rows of the next step; ``planned`` holds their sequences, in the same order."""
@@ -89,6 +103,7 @@ class Scheduler:
         self.planned = planned = []
         self.chunks = []
         prompts = False
+        self.collected = self.reuse.collect(self.active)
         if self.waiting:
             self._settle()
             if self.active and self.waiting[0].order < self.active[-1].order:
@@ -158,7 +173,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.active.remove(sequence)
-        self._release(sequence)
+        self.reuse.leave(sequence)
         sequence.timeline.preemptions += 1
         self.preemptions += 1
         insort(self.waiting, sequence, key=_order)
@@ -175,6 +190,8 @@ class Scheduler:
                 break
             if sequence.n_pages == 0 and (full or not self._admit(sequence)):
                 full = True  # nobody overtakes it, but those with pages go on
+                continue
+            if sequence.load is not None:
                 continue
             start = sequence.computed
             n = min(max(pace.rows(start, left, beside), LEAST_CHUNK), rows, sequence.pending)
@@ -241,30 +258,21 @@ class Scheduler:
             taken = pool.take()
             assert taken is not None
             sequence.add_page(taken)
-        sequence.n_kept = len(found)
-        sequence.computed = len(found) * PAGE_TOKENS
-        if sequence.timeline.started is None:
-            sequence.cached = sequence.computed
+        self.reuse.begin(sequence, found)
         self.waiting.remove(sequence)
         insort(self.active, sequence, key=_order)
         return True
 
     def advance(self, sequence: Sequence) -> None:
         """Its planned rows are computed: let others find the pages that are full now."""
-        computed = sequence.computed = sequence.computed + sequence.chunk
-        while (sequence.n_kept + 1) * PAGE_TOKENS <= computed:
-            page = sequence.n_kept
-            self.pool.keep(int(sequence.segment.pages[page]), sequence.key(page))
-            sequence.n_kept += 1
-
-    def _release(self, sequence: Sequence) -> None:
-        for page in reversed(sequence.page_table()):
-            self.pool.release(page)
-        sequence.n_pages = sequence.n_kept = sequence.computed = 0
+        sequence.computed += sequence.chunk
+        if (sequence.n_kept + 1) * PAGE_TOKENS <= sequence.computed:
+            self.reuse.keep_full(sequence)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if pages and sequences disagree."""
-        self.pool.check_integrity([sequence.page_table() for sequence in self.active])
+        tables = [sequence.page_table() for sequence in self.active]
+        self.pool.check_integrity([*tables, *self.reuse.check_integrity(self.active)])
         assert all(sequence.n_pages == 0 for sequence in self.waiting), "a waiting sequence holds pages"
         for sequence in self.active:
             assert sequence.computed <= sequence.n_pages * PAGE_TOKENS, (

@@ -16,6 +16,7 @@ from chabok.models.batch import PAGE_TOKENS, Segment
 
 if TYPE_CHECKING:
     from chabok.engine.handle import Handle
+    from chabok.engine.prefixes import Load
 
 
 class Sequence:
@@ -28,8 +29,8 @@ class Sequence:
 
     __slots__ = (
         "cached", "cached_disk", "choices", "chunk", "computed", "end_ids", "handle", "keys", "limit",
-        "n_kept", "n_pages", "n_prompt", "order", "request", "root", "sampler", "scores", "segment", "text",
-        "timeline", "tokens", "work",
+        "load", "n_kept", "n_pages", "n_prompt", "order", "request", "root", "sampler", "scores", "segment",
+        "text", "timeline", "tokens", "work",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +67,7 @@ class Sequence:
         self.cached = 0  # prompt tokens that came from the prefix cache
         self.cached_disk = 0  # of them, those that came from its disk tier
         self.keys: list[Key] = []  # of its full pages, as far as they were asked for
+        self.load: Load | None = None  # pages that come from disk, before which it cannot go on
         self.n_kept = 0  # leading pages that the pool knows by their keys
         self.n_pages = 0
         self.chunk = 0  # rows in the step that is being made
@@ -89,9 +91,14 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def reusable_tokens(self) -> int:
+        """Leading tokens that could come from the cache: at least one token must be computed."""
+        return 0 if self.all_rows else len(self.tokens) - 1
+
+    @property
     def reusable_pages(self) -> int:
-        """Full pages of its tokens that could come from the cache: at least one token must be computed."""
-        return 0 if self.all_rows else (len(self.tokens) - 1) // PAGE_TOKENS
+        """Full pages of those tokens."""
+        return self.reusable_tokens // PAGE_TOKENS
 
     def key(self, page: int) -> Key:
         """Key of one of its full pages."""
@@ -100,6 +107,10 @@ class Sequence:
             at = len(keys) * PAGE_TOKENS
             keys.append(next_key(keys[-1] if keys else self.root, self.tokens[at : at + PAGE_TOKENS]))
         return keys[page]
+
+    def key_before(self, page: int) -> Key:
+        """What comes before one of its pages: the key of the page before, or the root."""
+        return self.key(page - 1) if page else self.root
 
     def add_page(self, page: int) -> None:
         """Append a page to its table."""

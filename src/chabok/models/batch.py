@@ -130,8 +130,15 @@ class Model(Protocol):
     page_bytes: int
     max_rows: int
 
+    @property
+    def page_layout(self) -> str:
+        """What the bytes of a page mean depends on nothing but this, the fingerprint, and the tokens."""
+
     def new_cache(self, n_pages: int) -> None:
         """Allocate the page pool; pages are 0..n_pages-1 and read as zero until written."""
+
+    def page(self, index: int) -> NDArray[np.uint8]:
+        """The bytes of a page: uint8[page_bytes], a view."""
 
     def forward(self, batch: Batch) -> Logits:
         """Run one step over rows of any sequences; at most max_rows rows."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,6 +78,19 @@ class Transformer:
         self._pages = np.frombuffer(self._cache, np.uint8)
         self._base, self.n_pages = int(self._pages.ctypes.data), n_pages
         self.work.cache_base[0] = self._base
+
+    @cached_property
+    def page_layout(self) -> str:
+        """What else than the model file decides about each bit of a page: this code, and what it runs on."""
+        import llvmlite
+
+        digest = sha256()
+        package = Path(__file__).parents[1]
+        for folder in ("compute", "models"):
+            for path in sorted((package / folder).rglob("*.py")):
+                digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
+        parts = (self.library.isa.name, np.__version__, llvmlite.__version__, digest.hexdigest())
+        return " ".join(parts)
 
     def page(self, index: int) -> NDArray[np.uint8]:
         """The bytes of a page: uint8[page_bytes], a view."""
