@@ -17,8 +17,11 @@ import uvicorn
 from chabok import LLM, AsyncLLM
 from chabok.errors import UnknownModelError
 from chabok.server.app import build
+from chabok.server.facts import read_facts
+from chabok.server.roster import ModelEntry
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+FILES = {"tiny": "llama.gguf", "tiny-spm": "gemma3.gguf"}
 
 
 @dataclass
@@ -57,15 +60,39 @@ class FixtureRoster:
         }
 
     @asynccontextmanager
-    async def use(self, name: str) -> AsyncIterator[Any]:
+    async def use(self, name: str, *, keep_alive: float | None = None) -> AsyncIterator[Any]:
+        name = name.removesuffix(":latest")
         if name in ("", "default"):
             name = next(iter(self.served))
         if name not in self.served:
             raise UnknownModelError(f"there is no model {name!r}; did you mean {next(iter(self.served))!r}?")
         yield self.served[name]
 
-    def entries(self) -> list[Any]:
-        return [SimpleNamespace(name=name, loaded=True, modified=1.0) for name in self.served]
+    async def known(self, name: str) -> ModelEntry:
+        async with self.use(name) as served:
+            return self.entry(served)
+
+    async def unload(self, name: str) -> bool:
+        async with self.use(name):
+            return False
+
+    def entry(self, served: Any) -> ModelEntry:
+        facts = read_facts(FIXTURES / FILES[served.name])
+        return ModelEntry(
+            served.name,
+            loaded=True,
+            modified=1.0,
+            size_bytes=facts.size,
+            family=facts.family,
+            parameters=facts.parameters,
+            quantization=facts.quantization,
+            context=served.llm.llm.context,
+            digest=facts.fingerprint,
+            path=facts.path,
+        )
+
+    def entries(self) -> list[ModelEntry]:
+        return [self.entry(served) for served in self.served.values()]
 
 
 class WithCaller:
@@ -103,11 +130,8 @@ def start(app: Any) -> tuple[uvicorn.Server, threading.Thread, str, asyncio.Abst
 @pytest.fixture(scope="session")
 def running() -> Iterator[Running]:
     """The server: models "tiny" (byte-level BPE) and "tiny-spm" (SentencePiece), greedy by default."""
-    llms = {
-        "tiny": LLM(FIXTURES / "llama.gguf", threads=1, pack=False),
-        "tiny-spm": LLM(FIXTURES / "gemma3.gguf", threads=1, pack=False),
-    }
-    settings: Any = SimpleNamespace(max_body=8 * 2**20, write_timeout=5.0)
+    llms = {name: LLM(FIXTURES / file, threads=1, pack=False) for name, file in FILES.items()}
+    settings: Any = SimpleNamespace(max_body=8 * 2**20, write_timeout=5.0, page=True, allows_pull=True)
     roster: Any = FixtureRoster(llms, {"temperature": 0.0})
     app = WithCaller(build(roster, settings))
     server, thread, url, loop = start(app)

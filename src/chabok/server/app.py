@@ -8,10 +8,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chabok.server import completions, openai
+from chabok.server import anthropic, completions, ollama, openai
+from chabok.server import page as pages
 from chabok.server.errors import RefusedError, answer
 from chabok.server.streaming import GoneError
 
@@ -22,9 +24,15 @@ if TYPE_CHECKING:
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 
 
-def routes() -> list[BaseRoute]:
-    """The paths of every interface."""
-    return [*openai.routes(), *completions.routes()]
+def routes(*, page: bool = True) -> list[BaseRoute]:
+    """The paths of every interface, and those of the page if it is served."""
+    return [
+        *openai.routes(),
+        *completions.routes(),
+        *anthropic.routes(),
+        *ollama.routes(),
+        *pages.routes(served=page),
+    ]
 
 
 def build(roster: Roster, settings: Settings) -> ASGIApp:
@@ -41,7 +49,7 @@ class Server:
     def __init__(self, roster: Roster, settings: Settings) -> None:
         self.roster = roster
         self.settings = settings
-        self._router = Router(routes())
+        self._router = Router(routes(page=settings.page))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
@@ -69,11 +77,15 @@ class Server:
         except HTTPException as error:
             if started:
                 raise
-            await answer(_named(error, scope), scope["path"])(scope, receive, reply)
+            await _answer(_named(error, scope), scope)(scope, receive, reply)
         except Exception as error:
             if started:
                 raise
-            await answer(error, scope["path"])(scope, receive, reply)
+            await _answer(error, scope)(scope, receive, reply)
+
+
+def _answer(error: BaseException, scope: Scope) -> Response:
+    return answer(error, scope["path"], scope["headers"], scope["state"]["request_id"])
 
 
 def _request_id(scope: Scope) -> bytes:

@@ -39,10 +39,13 @@ class Call(Request):
         return str(self.state.request_id)
 
     @asynccontextmanager
-    async def model(self, name: str) -> AsyncIterator[Served]:
-        """Hold a model while it answers; loads it first if need be, for which ``load_s`` is the time."""
+    async def model(self, name: str, keep_alive: float | None = None) -> AsyncIterator[Served]:
+        """Hold a model while it answers; loads it first if need be, for which ``load_s`` is the time.
+
+        keep_alive: seconds it shall stay loaded afterwards, instead of what is set for it.
+        """
         started = perf_counter()
-        async with self.server.roster.use(name) as served:
+        async with self.server.roster.use(name, keep_alive=keep_alive) as served:
             self.load_s = perf_counter() - started
             yield served
 

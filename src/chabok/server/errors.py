@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -89,30 +90,34 @@ def _kind(names: dict[int, str], other: str, status: int) -> str:
     return names.get(status, "invalid_request_error" if status < 500 else other)
 
 
-def shape(problem: Problem, dialect: Dialect) -> dict[str, Any]:
-    """The body of an error's answer."""
+def shape(problem: Problem, dialect: Dialect, request_id: str = "") -> dict[str, Any]:
+    """The body of an error's answer; request_id: for clients that look for it there."""
     status, message = problem.status, problem.message
     if dialect == "ollama":
         return {"error": message}
     if dialect == "anthropic":
         kind = _kind(_ANTHROPIC, "api_error", status)
-        return {"type": "error", "error": {"type": kind, "message": message}}
+        error = {"type": kind, "message": message}
+        return {"type": "error", "error": error, "request_id": request_id or None}
     kind = _kind(_OPENAI, "server_error", status)
-    error = {"message": message, "type": kind, "param": problem.param, "code": problem.code}
-    return {"error": error}
+    return {"error": {"message": message, "type": kind, "param": problem.param, "code": problem.code}}
 
 
-def dialect_of(path: str) -> Dialect:
-    """Whose clients speak on a path."""
+def dialect_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> Dialect:
+    """Whose clients speak on a path; headers tell OpenAI's from Anthropic's where they share one."""
     if path.startswith("/v1/messages"):
         return "anthropic"
-    return "ollama" if path.startswith("/api/") else "openai"
+    if path.startswith("/api/"):
+        return "ollama"
+    return "anthropic" if any(name == b"anthropic-version" for name, _ in headers) else "openai"
 
 
-def answer(error: BaseException, path: str) -> Response:
+def answer(
+    error: BaseException, path: str, headers: Iterable[tuple[bytes, bytes]] = (), request_id: str = ""
+) -> Response:
     """The response that tells of an error to a client of the interface at ``path``."""
     problem = problem_of(error)
-    body = encode(shape(problem, dialect_of(path)))
+    body = encode(shape(problem, dialect_of(path, headers), request_id))
     return Response(body, problem.status, problem.headers, media_type="application/json")
 
 

@@ -41,12 +41,17 @@ class Gate:
             with Admission(caller):
                 await self._app(scope, receive, send)
         except RefusedError as error:
-            await answer(error, scope["path"])(scope, receive, send)
+            await answer(error, scope["path"], scope["headers"])(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Caller:
-        if not self._keys or scope["path"] in OPEN:
+        if not self._keys or self._is_open(scope["path"]):
             return Caller()
         return self._keys.caller(given_key(scope["headers"]))
+
+    def _is_open(self, path: str) -> bool:
+        """The page's own files are open, too, unless settings say otherwise: what it asks for is not."""
+        page = path == "/" or path.startswith("/page/")
+        return path in OPEN or (page and not self._settings.metrics_key)
 
     def _check_host(self, scope: Scope) -> None:
         """Where no key is needed, refuse names that a web page could have made point here (DNS rebinding).

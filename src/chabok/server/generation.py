@@ -51,17 +51,23 @@ async def prepare(ask: Ask, served: Served, caller: Caller) -> Prepared:
 async def prepare_all(asks: Sequence[Ask], served: Served, caller: Caller) -> Prepared:
     """Several asks as one: the answers to the first come first, then those to the second ..."""
     now = perf_counter()
-    prompts = Prompts.of(served.llm)
     prepared = Prepared()
     try:
         for ask in asks:
-            if ask.messages is not None and served.settings.system:
-                ask.messages = _with_system(ask.messages, served.settings.system)
-            prepared.submit(ask, await prompts.encode(ask), served, caller, now)
+            prepared.submit(ask, await encode(ask, served), served, caller, now)
     except BaseException:
         prepared.close()
         raise
     return prepared
+
+
+async def encode(ask: Ask, served: Served) -> Encoded:
+    """The prompt of an ask, with the model's own system text where it has none. Raises RequestError or
+    TemplateError.
+    """
+    if ask.messages is not None and served.settings.system:
+        ask.messages = _with_system(ask.messages, served.settings.system)
+    return await Prompts.of(served.llm).encode(ask)
 
 
 def _with_system(messages: list[dict[str, object]], system: str) -> list[dict[str, object]]:

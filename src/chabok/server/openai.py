@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from starlette.routing import BaseRoute, Route
 
 from chabok.errors import RequestError, UnknownModelError
+from chabok.server import anthropic
 from chabok.server.accounts import fingerprint, merged_timings, timings_dict, usage_dict
 from chabok.server.bodies import Body
 from chabok.server.call import Call, Endpoint
@@ -310,12 +311,18 @@ class ChatWriter:
 
 async def models(call: Call) -> None:
     """List the models."""
+    if anthropic.speaks(call):
+        await anthropic.models(call)
+        return
     data = [_model(entry) for entry in call.server.roster.entries()]
     await call.json({"object": "list", "data": data})
 
 
 async def model(call: Call) -> None:
     """One model, by its name or an alias."""
+    if anthropic.speaks(call):
+        await anthropic.model(call)
+        return
     name = call.path_params["model"]
     for entry in call.server.roster.entries():
         if name == entry.name:

@@ -53,15 +53,22 @@ def _pages() -> dict[str, _File]:
     return found
 
 
-def routes() -> list[Route]:
-    """``/`` and the files it needs, under ``/page/``; none of them needs a key."""
+def routes(*, served: bool = True) -> list[Route]:
+    """``/`` and the files it needs, under ``/page/``; without the page, only what programs get at ``/``."""
+    if not served:
+        return [Route("/", _sign, methods=["GET"])]
     return [Route("/", _index, methods=["GET"]), Route("/page/{name}", _file, methods=["GET"])]
 
 
+async def _sign(request: Request) -> Response:
+    """The words by which clients of Ollama know that a server is there."""
+    return PlainTextResponse("Ollama is running", headers={"Vary": "Accept"})
+
+
 async def _index(request: Request) -> Response:
-    """The page for browsers; for programs, the words by which clients of Ollama know a server is there."""
+    """The page for browsers, a sign of life for programs."""
     if "text/html" not in request.headers.get("accept", ""):
-        return PlainTextResponse("Ollama is running", headers={"Vary": "Accept"})
+        return await _sign(request)
     response = _answer(request, _pages()["index.html"])
     response.headers["Vary"] = "Accept"
     return response

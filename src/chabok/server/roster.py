@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from chabok.checkpoints.storage import format_bytes
@@ -74,6 +75,7 @@ class ModelEntry:
     preloaded: bool = False
     load_s: float = 0.0
     error: str = ""
+    path: Path | None = None
 
 
 @dataclass(eq=False)
@@ -485,6 +487,7 @@ def _of(facts: Facts, context: int | None) -> dict[str, Any]:
         "trained_context": facts.context,
         "modified": facts.modified,
         "digest": facts.fingerprint,
+        "path": facts.path,
     }
 
 

@@ -130,6 +130,9 @@ class Settings:
     metrics: bool = setting(True, FLAG, "serve /metrics")
     metrics_key: bool = setting(False, FLAG, "ask for a key at /metrics and for the page, too")
     page: bool = setting(True, FLAG, "serve the page at /")
+    pull: bool | None = setting(
+        None, FLAG, "let clients have models fetched (default: if only this machine can connect)"
+    )
 
     @property
     def is_local(self) -> bool:
@@ -140,6 +143,11 @@ class Settings:
     def serves_installed(self) -> bool:
         """Whether installed models that are not named may be loaded on demand."""
         return self.is_local if self.installed is None else self.installed
+
+    @property
+    def allows_pull(self) -> bool:
+        """Whether clients may have models fetched."""
+        return self.is_local if self.pull is None else self.pull
 
     def check(self) -> None:
         """Raise SettingsError if settings contradict each other."""
