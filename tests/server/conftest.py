@@ -19,6 +19,7 @@ from chabok.errors import UnknownModelError
 from chabok.server.app import build
 from chabok.server.facts import read_facts
 from chabok.server.roster import ModelEntry
+from chabok.server.settings import Settings
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FILES = {"tiny": "llama.gguf", "tiny-spm": "gemma3.gguf"}
@@ -95,18 +96,6 @@ class FixtureRoster:
         return [self.entry(served) for served in self.served.values()]
 
 
-class WithCaller:
-    """Stands in for authentication: everybody is nobody in particular."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            scope.setdefault("state", {})["caller"] = SimpleNamespace(name="", salt="")
-        await self.app(scope, receive, send)
-
-
 def start(app: Any) -> tuple[uvicorn.Server, threading.Thread, str, asyncio.AbstractEventLoop]:
     """Run an application on a free port, in a thread."""
     config = uvicorn.Config(app, port=0, log_level="warning", http="httptools", loop="uvloop", lifespan="off")
@@ -131,9 +120,9 @@ def start(app: Any) -> tuple[uvicorn.Server, threading.Thread, str, asyncio.Abst
 def running() -> Iterator[Running]:
     """The server: models "tiny" (byte-level BPE) and "tiny-spm" (SentencePiece), greedy by default."""
     llms = {name: LLM(FIXTURES / file, threads=1, pack=False) for name, file in FILES.items()}
-    settings: Any = SimpleNamespace(max_body=8 * 2**20, write_timeout=5.0, page=True, allows_pull=True)
+    settings = Settings(max_body=8 * 2**20, write_timeout=5.0)
     roster: Any = FixtureRoster(llms, {"temperature": 0.0})
-    app = WithCaller(build(roster, settings))
+    app = build(roster, settings)
     server, thread, url, loop = start(app)
     yield Running(url, llms, loop, server, app)
     server.should_exit = True

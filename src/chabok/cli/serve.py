@@ -110,7 +110,6 @@ def _serve(settings: Settings) -> int:
     from chabok.server import logs
     from chabok.server.app import build
     from chabok.server.auth import Keys
-    from chabok.server.gate import Gate
     from chabok.server.listening import check_exposure, listen
     from chabok.server.roster import Roster
     from chabok.server.running import Server
@@ -121,7 +120,7 @@ def _serve(settings: Settings) -> int:
     roster = Roster(settings)
     sockets = listen(settings)
     banner = Banner(settings, roster, sockets)
-    app = Gate(build(roster, settings), settings, keys)
+    app = build(roster, settings, keys)
     server = Server(app, roster, settings, sockets, listening=banner.listening, ready=banner.ready)
     server.run_to_end()
     return 0

@@ -12,10 +12,16 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chabok.server import anthropic, completions, ollama, openai
+from chabok.server import anthropic, completions, ollama, openai, operating
 from chabok.server import page as pages
-from chabok.server.errors import RefusedError, answer
+from chabok.server.auth import Keys
+from chabok.server.errors import RefusedError, answer, problem_of
+from chabok.server.gate import Gate, with_cors
+from chabok.server.logs import RequestLog
+from chabok.server.metrics import Metrics
+from chabok.server.record import Observer, Watch
 from chabok.server.streaming import GoneError
+from chabok.server.tracing import tracing
 
 if TYPE_CHECKING:
     from chabok.server.roster import Roster
@@ -31,13 +37,22 @@ def routes(*, page: bool = True) -> list[BaseRoute]:
         *completions.routes(),
         *anthropic.routes(),
         *ollama.routes(),
+        *operating.routes(),
         *pages.routes(served=page),
     ]
 
 
-def build(roster: Roster, settings: Settings) -> ASGIApp:
-    """The application that serves the models of a roster."""
-    return Server(roster, settings)
+def build(roster: Roster, settings: Settings, keys: Keys | None = None) -> ASGIApp:
+    """The application that serves the models of a roster. keys: that open it; default: the settings'."""
+    server = Server(roster, settings, Keys(settings.api_keys) if keys is None else keys)
+    observers: list[Observer] = [RequestLog()] if settings.log_requests else []
+    if settings.metrics:
+        server.metrics = Metrics(roster, routes())
+        observers.append(server.metrics)
+    tracer = tracing()
+    if tracer is not None:
+        observers.append(tracer)
+    return Watch(with_cors(server, settings), observers)
 
 
 class Server:
@@ -46,15 +61,16 @@ class Server:
     ``scope["chabok"]`` is this object, ``scope["state"]["request_id"]`` the id.
     """
 
-    def __init__(self, roster: Roster, settings: Settings) -> None:
+    metrics: Metrics | None = None
+
+    def __init__(self, roster: Roster, settings: Settings, keys: Keys) -> None:
         self.roster = roster
         self.settings = settings
-        self._router = Router(routes(page=settings.page))
+        self._router = Gate(Router(routes(page=settings.page)), settings, keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
         if scope["type"] != "http":
-            await self._router(scope, receive, send)
             return
         state = scope.setdefault("state", {})
         state["arrived"] = perf_counter()
@@ -77,15 +93,24 @@ class Server:
         except HTTPException as error:
             if started:
                 raise
+            _note(scope, _named(error, scope))
             await _answer(_named(error, scope), scope)(scope, receive, reply)
         except Exception as error:
             if started:
                 raise
+            _note(scope, error)
             await _answer(error, scope)(scope, receive, reply)
 
 
 def _answer(error: BaseException, scope: Scope) -> Response:
     return answer(error, scope["path"], scope["headers"], scope["state"]["request_id"])
+
+
+def _note(scope: Scope, error: Exception) -> None:
+    """Note what kind of error it was; its text may quote what was said."""
+    record = scope["state"].get("record")
+    if record is not None:
+        record.error = problem_of(error).code or type(error).__name__
 
 
 def _request_id(scope: Scope) -> bytes:

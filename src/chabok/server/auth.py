@@ -18,14 +18,19 @@ import stat
 import time
 import tomllib
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chabok.errors import ResourceError
 from chabok.server.errors import RefusedError
 from chabok.server.kinds import setting, text, texts, whole
 from chabok.server.settings import SettingsError, unknown
+
+if TYPE_CHECKING:
+    from chabok.engine.timings import Timings
+    from chabok.server.record import Record
 
 log = logging.getLogger("chabok.server")
 
@@ -101,7 +106,7 @@ class Caller:
 
     name: of the key, "" where none is asked for; the engine is shared fairly between names. salt: cached
     prefixes are shared between callers of the same salt. deadline: instant of perf_counter() by which the
-    request shall have ended.
+    request shall have ended. record: where what it did is noted.
     """
 
     name: str = ""
@@ -109,6 +114,7 @@ class Caller:
     limits: Limits = field(default_factory=Limits)
     account: Account = field(default_factory=Account)
     deadline: float | None = None
+    record: Record | None = None
 
     def check_model(self, *names: str) -> None:
         """Raise RefusedError (403) unless the caller may use the model of these names."""
@@ -130,11 +136,34 @@ class Caller:
         highest = self.limits.priority
         return priority if highest is None else min(priority, highest)
 
-    def spend(self, tokens: int) -> None:
-        """Count tokens of a prompt and its answer against the limits."""
+    def begin(self, model: str, prompt_tokens: int) -> None:
+        """A prompt of the caller is handed to a model: note it and count it."""
+        if self.record is not None:
+            self.record.begin(model, prompt_tokens)
+        self._spend(prompt_tokens)
+
+    def ended(self, timings: Timings, reason: str) -> None:
+        """One of the answers ended, or the caller left it: note it and count it."""
+        if self.record is not None:
+            self.record.took(timings, reason)
+        self._spend(timings.output_tokens)
+
+    def failed(self, error: BaseException) -> None:
+        """A request failed after its answer had begun; what kind of error it was is noted, not its text,
+        which may quote what was said.
+        """
+        if self.record is not None:
+            self.record.error = type(error).__name__
+
+    def _spend(self, tokens: int) -> None:
         for name in ("tokens_per_minute", "tokens_per_day"):
             if name in self.account.buckets:
                 self.account.buckets[name].take(tokens)
+
+
+ANYBODY = Caller()
+CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
+"""Who asks in this task. The roster looks here whether a model may be used: no interface can forget to."""
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from chabok.engine.request import Request
 from chabok.engine.timings import Timings
@@ -26,19 +27,8 @@ from chabok.server.output import Output
 from chabok.server.prompts import Encoded, Prompts
 
 if TYPE_CHECKING:
+    from chabok.server.auth import Caller
     from chabok.server.roster import Served
-
-
-class Caller(Protocol):
-    """Who asks."""
-
-    @property
-    def name(self) -> str:
-        """Its share of the engine is that of one client."""
-
-    @property
-    def salt(self) -> str:
-        """Cached prefixes are shared only with callers of the same salt."""
 
 
 async def prepare(ask: Ask, served: Served, caller: Caller) -> Prepared:
@@ -51,10 +41,10 @@ async def prepare(ask: Ask, served: Served, caller: Caller) -> Prepared:
 async def prepare_all(asks: Sequence[Ask], served: Served, caller: Caller) -> Prepared:
     """Several asks as one: the answers to the first come first, then those to the second ..."""
     now = perf_counter()
-    prepared = Prepared()
+    prepared = Prepared(caller)
     try:
         for ask in asks:
-            prepared.submit(ask, await encode(ask, served), served, caller, now)
+            prepared.submit(ask, await encode(ask, served), served, now)
     except BaseException:
         prepared.close()
         raise
@@ -82,17 +72,22 @@ class Prepared:
     prompt_tokens: in all prompts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, caller: Caller) -> None:
         self.prompt_tokens = 0
+        self._caller = caller
         self.closed = False
         self._news = asyncio.Event()
         self._outputs: list[Output] = []
         self._open: list[Output] = []
 
-    def submit(self, ask: Ask, encoded: Encoded, served: Served, caller: Caller, now: float) -> None:
+    def submit(self, ask: Ask, encoded: Encoded, served: Served, now: float) -> None:
         """Queue the n requests of an ask. now: when it arrived, unless it says so itself."""
         arrived = now if ask.arrived is None else ask.arrived
-        deadline = None if ask.deadline_ms is None else arrived + ask.deadline_ms / 1000
+        caller = self._caller
+        deadline = caller.deadline
+        if ask.deadline_ms is not None:
+            deadline = min(deadline or math.inf, arrived + ask.deadline_ms / 1000)
+        caller.begin(served.name, len(encoded.tokens))
         self.prompt_tokens += len(encoded.tokens)
         for i in range(ask.n):
             params, seed = ask.params, ask.params.seed
@@ -102,7 +97,7 @@ class Prepared:
                 encoded.tokens,
                 params,
                 client=caller.name,
-                priority=ask.priority,
+                priority=caller.capped(ask.priority + served.settings.priority),
                 deadline=deadline,
                 arrived=arrived,
                 tokenize_s=encoded.seconds,
@@ -138,10 +133,14 @@ class Prepared:
             events: list[Event] = []
             for output in self._open:
                 output.take(events)
+            for event in events:
+                if isinstance(event, Ended):
+                    self._caller.ended(event.completion.timings, event.reason)
             if any(output.ended for output in self._open):
                 self._open = [output for output in self._open if not output.ended]
             return events
-        except BaseException:
+        except BaseException as error:
+            self._caller.failed(error)
             self.close()
             raise
 
@@ -172,6 +171,7 @@ class Prepared:
             self.closed = True
         for output in self._open:
             output.stream.close()
+            self._caller.ended(output.stream.timings, "cancelled")
         self._open = []
         self._news.set()
 

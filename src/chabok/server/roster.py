@@ -21,6 +21,7 @@ from typing import Any
 from chabok.checkpoints.storage import format_bytes
 from chabok.engine.aio import AsyncLLM
 from chabok.errors import BusyError, ChabokError, ResourceError, StoppingError, UnknownModelError
+from chabok.server.auth import CALLER
 from chabok.server.facts import Facts
 from chabok.server.loading import DiskLoader, Loader, in_thread
 from chabok.server.settings import ModelSettings, Settings
@@ -167,16 +168,18 @@ class Roster:
         return self._entry(slot)
 
     def entries(self) -> list[ModelEntry]:
-        """The models that clients may name: first those of the settings, in their order."""
+        """The models that the caller may name: first those of the settings, in their order."""
         self._rescan()
         named = [self._entry(slot) for slot in self._slots.values()]
         here = {entry.digest for entry in named if entry.digest} if self._installed else set()
         names = {name.lower() for entry in named for name in (entry.name, *entry.aliases)}
-        return named + [
+        named += [
             entry
             for entry in self._installed.values()
             if entry.name.lower() not in names and entry.digest not in here
         ]
+        caller = CALLER.get()
+        return [entry for entry in named if caller.may_use(entry.name, *entry.aliases)]
 
     def loaded(self) -> list[Served]:
         """The models that are loaded now."""
@@ -251,6 +254,7 @@ class Roster:
                     slot = self._slots[public] = _Slot(settings, configured=False)
         if slot is None:
             raise self._unknown(name)
+        CALLER.get().check_model(*slot.settings.names)
         return slot
 
     def _named(self, wanted: str) -> _Slot | None:

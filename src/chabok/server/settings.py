@@ -128,7 +128,6 @@ class Settings:
     log_format: str = setting("text", choice("text", "json"), "how requests are logged")
     log_requests: bool = setting(True, FLAG, "log one line for each request")
     metrics: bool = setting(True, FLAG, "serve /metrics")
-    metrics_key: bool = setting(False, FLAG, "ask for a key at /metrics and for the page, too")
     page: bool = setting(True, FLAG, "serve the page at /")
     pull: bool | None = setting(
         None, FLAG, "let clients have models fetched (default: if only this machine can connect)"
