@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
-import uvicorn
 
-from chabok import LLM, AsyncLLM
-from chabok.errors import UnknownModelError
+from chabok import LLM
 from chabok.server.app import build
-from chabok.server.facts import read_facts
-from chabok.server.roster import ModelEntry
-from chabok.server.settings import Settings
+from chabok.server.auth import Keys
+from chabok.server.roster import Roster
+from chabok.server.running import Server
+from chabok.server.settings import ModelSettings, Settings
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-FILES = {"tiny": "llama.gguf", "tiny-spm": "gemma3.gguf"}
+
+T = TypeVar("T")
 
 
 @dataclass
 class Running:
-    """A server in a thread of its own. llms: its models, by name."""
+    """A server in a thread of its own, with its event loop."""
 
     url: str
-    llms: dict[str, LLM]
+    server: Server
+    roster: Roster
     loop: asyncio.AbstractEventLoop
-    server: uvicorn.Server
-    app: Any = None
-    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def v1(self) -> str:
@@ -42,90 +40,59 @@ class Running:
 
     @property
     def llm(self) -> LLM:
-        """The first model."""
-        return next(iter(self.llms.values()))
+        """The first model, as the Python API has it."""
+        return self.llms[next(iter(self.llms))]
+
+    @property
+    def llms(self) -> dict[str, LLM]:
+        """The models that are loaded, by name."""
+        return {served.name: served.llm.llm for served in self.roster.loaded()}
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run something on the server's event loop, and wait for it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
 
 
-class FixtureRoster:
-    """Models that are loaded already."""
-
-    def __init__(self, llms: dict[str, LLM], sampling: dict[str, Any]) -> None:
-        self.served = {
-            name: SimpleNamespace(
-                name=name,
-                llm=AsyncLLM.of(llm),
-                created=1.0,
-                settings=SimpleNamespace(sampling=sampling, system=None, priority=0),
-            )
-            for name, llm in llms.items()
-        }
-
-    @asynccontextmanager
-    async def use(self, name: str, *, keep_alive: float | None = None) -> AsyncIterator[Any]:
-        name = name.removesuffix(":latest")
-        if name in ("", "default"):
-            name = next(iter(self.served))
-        if name not in self.served:
-            raise UnknownModelError(f"there is no model {name!r}; did you mean {next(iter(self.served))!r}?")
-        yield self.served[name]
-
-    async def known(self, name: str) -> ModelEntry:
-        async with self.use(name) as served:
-            return self.entry(served)
-
-    async def unload(self, name: str) -> bool:
-        async with self.use(name):
-            return False
-
-    def entry(self, served: Any) -> ModelEntry:
-        facts = read_facts(FIXTURES / FILES[served.name])
-        return ModelEntry(
-            served.name,
-            loaded=True,
-            modified=1.0,
-            size_bytes=facts.size,
-            family=facts.family,
-            parameters=facts.parameters,
-            quantization=facts.quantization,
-            context=served.llm.llm.context,
-            digest=facts.fingerprint,
-            path=facts.path,
-        )
-
-    def entries(self) -> list[ModelEntry]:
-        return [self.entry(served) for served in self.served.values()]
-
-
-def start(app: Any) -> tuple[uvicorn.Server, threading.Thread, str, asyncio.AbstractEventLoop]:
-    """Run an application on a free port, in a thread."""
-    config = uvicorn.Config(app, port=0, log_level="warning", http="httptools", loop="uvloop", lifespan="off")
-    server = uvicorn.Server(config)
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def serve() -> None:
-        loops.append(asyncio.get_running_loop())
-        await server.serve()
-
-    runner = asyncio.Runner(loop_factory=config.get_loop_factory())
-    thread = threading.Thread(target=lambda: runner.run(serve()), daemon=True)
+@contextmanager
+def serving(
+    settings: Settings, keys: Keys | None = None, wrap: Callable[[Any], Any] = lambda app: app
+) -> Any:
+    """A server with these settings, on a free port, ready."""
+    roster = Roster(settings)
+    keys = keys or Keys(None, {})
+    app = wrap(build(roster, settings, keys))
+    listener = socket.create_server(("127.0.0.1", 0))
+    ready = threading.Event()
+    server = Server(app, roster, settings, [listener], ready=ready.set)
+    thread = threading.Thread(target=server.run_to_end, daemon=True)
     thread.start()
-    while not server.started:
-        thread.join(0.01)
+    while not ready.wait(0.01):
         assert thread.is_alive(), "the server ended before it began"
-    port = server.servers[0].sockets[0].getsockname()[1]
-    return server, thread, f"http://127.0.0.1:{port}", loops[0]
+    loop = server._loop
+    assert loop is not None
+    try:
+        yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", server, roster, loop)
+    finally:
+        server.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def tiny(name: str, file: str, **settings: Any) -> ModelSettings:
+    """A fixture as a model that is served: one thread, greedy by default."""
+    settings = {"preload": True, "threads": 1, "pack": False, "sampling": {"temperature": 0.0}, **settings}
+    return ModelSettings(name, str(FIXTURES / file), **settings)
 
 
 @pytest.fixture(scope="session")
 def running() -> Iterator[Running]:
     """The server: models "tiny" (byte-level BPE) and "tiny-spm" (SentencePiece), greedy by default."""
-    llms = {name: LLM(FIXTURES / file, threads=1, pack=False) for name, file in FILES.items()}
-    settings = Settings(max_body=8 * 2**20, write_timeout=5.0)
-    roster: Any = FixtureRoster(llms, {"temperature": 0.0})
-    app = build(roster, settings)
-    server, thread, url, loop = start(app)
-    yield Running(url, llms, loop, server, app)
-    server.should_exit = True
-    thread.join(10)
-    for llm in llms.values():
-        llm.close()
+    models = (
+        tiny("tiny", "llama.gguf", aliases=("nimble",)),
+        tiny("tiny-spm", "gemma3.gguf"),
+    )
+    settings = Settings(
+        models=models, installed=False, prefix_disk=False, max_body=8 * 2**20, write_timeout=5.0
+    )
+    with serving(settings) as one:
+        yield one

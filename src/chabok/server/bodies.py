@@ -6,7 +6,7 @@ import asyncio
 import difflib
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -34,13 +34,14 @@ class Body(Generic[T]):
     def __init__(self, kind: type[T]) -> None:
         self.kind = kind
         self._decoder = msgspec.json.Decoder(kind)
+        self._names = [field.encode_name for field in msgspec.structs.fields(kind)]
 
     def parse(self, data: bytes) -> T:
         """A body as a struct. Raises RequestError naming the field that is wrong, by its path."""
         try:
             body = self._decoder.decode(data)
         except msgspec.ValidationError as error:
-            raise self._explain(error) from None
+            raise explained(error, "", self._names) from None
         except msgspec.DecodeError as error:
             raise _malformed(data, error) from None
         except RecursionError:
@@ -55,26 +56,28 @@ class Body(Generic[T]):
             return self.parse(data)
         return await asyncio.to_thread(self.parse, data)
 
-    def _explain(self, error: msgspec.ValidationError) -> RequestError:
-        text = str(error)
-        place = _PLACE.search(text)
-        path = place[1] if place else ""
-        what = text[: place.start()] if place else text
-        if unknown := _UNKNOWN.search(what):
-            field = f"{path}.{unknown[1]}" if path else unknown[1]
-            return RequestError(f"there is no parameter {field!r}{self._nearest(unknown[1], path)}", field)
-        if missing := _MISSING.search(what):
-            field = f"{path}.{missing[1]}" if path else missing[1]
-            return RequestError(f"{field} is missing; it is required", field)
-        what = what[:1].lower() + what[1:].replace("`", "")
-        return RequestError(f"{path or 'the body'}: {what}", path or None)
 
-    def _nearest(self, name: str, path: str) -> str:
-        if path:
-            return ""
-        names = [field.encode_name for field in msgspec.structs.fields(self.kind)]
-        near = difflib.get_close_matches(name, names, 1)
-        return f"; did you mean {near[0]!r}?" if near else ""
+def explained(error: msgspec.ValidationError, where: str = "", names: Sequence[str] = ()) -> RequestError:
+    """What is wrong with a body, by the path of the field. where: the path of what was read; names: of its
+    fields, to suggest one.
+    """
+    text = str(error)
+    place = _PLACE.search(text)
+    path = place[1] if place else ""
+    what = text[: place.start()] if place else text
+    path = ".".join(filter(None, (where, path))).replace(".[", "[")
+    if unknown := _UNKNOWN.search(what):
+        near = difflib.get_close_matches(unknown[1], names, 1) if path == where else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        field = f"{path}.{unknown[1]}" if path else unknown[1]
+        return RequestError(f"there is no parameter {field!r:.200}{hint}", field[:200])
+    if missing := _MISSING.search(what):
+        field = f"{path}.{missing[1]}" if path else missing[1]
+        return RequestError(f"{field} is missing; it is required", field)
+    if what.startswith("Expected `null`"):
+        return RequestError(f"{path} is not supported here; leave it out", path or None)
+    what = what[:1].lower() + what[1:].replace("`", "")
+    return RequestError(f"{path or 'the body'}: {what:.400}", path or None)
 
 
 async def read_bytes(chunks: AsyncIterator[bytes], length: str | None, limit: int) -> bytes:

@@ -75,7 +75,7 @@ class Prepared:
     def __init__(self, caller: Caller) -> None:
         self.prompt_tokens = 0
         self._caller = caller
-        self.closed = False
+        self.gone = False  # the client left
         self._news = asyncio.Event()
         self._outputs: list[Output] = []
         self._open: list[Output] = []
@@ -159,16 +159,17 @@ class Prepared:
 
     async def answers(self) -> list[Answer]:
         """Wait for the end: every answer whole, in order."""
+        return self.put_together([event async for event in self.events()])
+
+    def put_together(self, events: list[Event]) -> list[Answer]:
+        """The whole answers that all the events make."""
         collected = [_Collected() for _ in self._outputs]
-        while (events := await self.next()) is not None:
-            for event in events:
-                collected[event.index].add(event)
+        for event in events:
+            collected[event.index].add(event)
         return [one.answer() for one in collected if one.ended is not None]
 
     def close(self) -> None:
         """End what still runs."""
-        if self._open:
-            self.closed = True
         for output in self._open:
             output.stream.close()
             self._caller.ended(output.stream.timings, "cancelled")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from chabok.engine.timings import Timings
 from chabok.server.errors import RefusedError
-from chabok.server.events import Answer, Event
+from chabok.server.events import Answer, Ended, Event
 
 if TYPE_CHECKING:
     from chabok.server.call import Call
@@ -54,23 +54,31 @@ async def stream(call: Call, prepared: Prepared, writer: Writer) -> None:
 
 async def whole(call: Call, prepared: Prepared) -> list[Answer]:
     """The whole answers; raises GoneError, and ends the requests, if the client leaves."""
+    return prepared.put_together(await gather(call, prepared))
+
+
+async def gather(call: Call, prepared: Prepared) -> list[Event]:
+    """All events; raises GoneError, and ends the requests, if the client leaves."""
     watch = asyncio.create_task(_watch(call, prepared))
+    found: list[Event] = []
     try:
-        answers = await prepared.answers()
+        while (events := await prepared.next()) is not None:
+            found += events
     finally:
         watch.cancel()
         prepared.close()
-    if any(answer.ended.reason == "deadline" and not answer.ended.completion.tokens for answer in answers):
-        raise RefusedError(504, "the deadline passed before the answer began", "deadline_exceeded")
-    if len(answers) == 0 or (watch.done() and not watch.cancelled()):
+    if prepared.gone:
         raise GoneError
-    return answers
+    if any(type(event) is Ended and event.reason == "deadline" and not event.usage.output for event in found):
+        raise RefusedError(504, "the deadline passed before the answer began", "deadline_exceeded")
+    return found
 
 
 async def _watch(call: Call, prepared: Prepared) -> None:
     """Wait until the client leaves; then end the requests."""
     while (await call.receive())["type"] != "http.disconnect":
         pass
+    prepared.gone = True
     prepared.close()
 
 
@@ -92,7 +100,7 @@ class _Stream:
         self._task = asyncio.current_task()
         self._timer = loop.call_later(FIRST_BYTE_S, self._tick)
         try:
-            await self._write(watch)
+            await self._write()
         except asyncio.CancelledError:
             if not self._slow:
                 raise
@@ -103,7 +111,7 @@ class _Stream:
         if self._slow:
             raise GoneError
 
-    async def _write(self, watch: asyncio.Task[None]) -> None:
+    async def _write(self) -> None:
         prepared, writer = self._prepared, self._writer
         try:
             while (events := await prepared.next()) is not None:
@@ -118,7 +126,7 @@ class _Stream:
                 raise
             await self._send(writer.fail(error), last=True)
             return
-        if watch.done():
+        if prepared.gone:
             raise GoneError
         await self._send(writer.end(), last=True)
 
