@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -78,17 +79,27 @@ def serving(
         assert not thread.is_alive()
 
 
-def tiny(name: str, file: str, **settings: Any) -> ModelSettings:
+def tiny(name: str, file: str | Path, **settings: Any) -> ModelSettings:
     """A fixture as a model that is served: one thread, greedy by default."""
     settings = {"preload": True, "threads": 1, "pack": False, "sampling": {"temperature": 0.0}, **settings}
     return ModelSettings(name, str(FIXTURES / file), **settings)
 
 
+def roomy(file: str, directory: Path, context: int = 4096) -> Path:
+    """A fixture, whose contexts are short, as a file that says it was made for longer ones."""
+    data = (FIXTURES / file).read_bytes()
+    at = data.index(b".context_length") + len(b".context_length") + 4  # past the type, a uint32
+    path = directory / file
+    path.write_bytes(data[:at] + struct.pack("<I", context) + data[at + 4 :])
+    return path
+
+
 @pytest.fixture(scope="session")
-def running() -> Iterator[Running]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The server: models "tiny" (byte-level BPE) and "tiny-spm" (SentencePiece), greedy by default."""
+    directory = tmp_path_factory.mktemp("models")
     models = (
-        tiny("tiny", "llama.gguf", aliases=("nimble",)),
+        tiny("tiny", roomy("llama.gguf", directory), aliases=("nimble",), kv_memory=64 << 20),
         tiny("tiny-spm", "gemma3.gguf"),
     )
     settings = Settings(

@@ -142,7 +142,7 @@ def test_a_stop_string_ends_the_text_before_it_and_its_tokens_are_not_reported(
     assert choice.model_extra["stop_reason"] == stop
     assert choice.logprobs is not None
     said = b"".join(bytes(each.bytes or []) for each in choice.logprobs.content or [])
-    assert said.decode().startswith(choice.message.content or "")
+    assert said.decode("utf-8", "replace").startswith(choice.message.content or "")
     assert len(said) < len((choice.message.content or "").encode()) + 16
     pieces = client.chat.completions.create(
         model="tiny", messages=HELLO, max_tokens=24, stop=stop, stream=True
@@ -200,129 +200,6 @@ def test_an_answer_can_be_begun_by_the_client(client: openai.OpenAI, running: Ru
     prompt = running.llm.tokenize_chat(HELLO) + running.llm.tokenize(half, add_bos=False)
     want = running.llm.generate(prompt, SamplingParams(max_tokens=8)).text
     assert answer.choices[0].message.content == want
-
-
-def test_an_answer_is_json_of_the_schema_that_is_asked_for(client: openai.OpenAI) -> None:
-    import json
-
-    schema = {
-        "type": "object",
-        "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 0}, "ok": {"type": "boolean"}},
-        "required": ["n", "ok"],
-        "additionalProperties": False,
-    }
-    answer = client.chat.completions.create(
-        model="tiny",
-        messages=HELLO,
-        max_tokens=100,
-        response_format={
-            "type": "json_schema",
-            "json_schema": {"name": "x", "schema": schema, "strict": True},
-        },
-    )
-    value = json.loads(answer.choices[0].message.content or "")
-    assert set(value) == {"n", "ok"}
-    assert 0 <= value["n"] <= 99
-    answer = client.chat.completions.create(
-        model="tiny",
-        messages=HELLO,
-        max_tokens=20,
-        response_format={"type": "regex", "pattern": "[0-9]{3}-x"},  # type: ignore[call-overload]
-    )
-    text = answer.choices[0].message.content
-    assert text[:3].isdigit()
-    assert text[3:] == "-x"
-    answer = client.chat.completions.create(
-        model="tiny",
-        messages=HELLO,
-        max_tokens=20,
-        response_format={"type": "lark", "grammar": 'start: "yes" | "no"'},  # type: ignore[call-overload]
-    )
-    assert answer.choices[0].message.content in ("yes", "no")
-
-
-TOOLS: Any = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "The weather of a city",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}},
-                "required": ["city"],
-                "additionalProperties": False,
-            },
-        },
-    },
-    {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}},
-]
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_a_call_that_is_required_is_made_and_streamed_in_pieces(client: openai.OpenAI, choice: Any) -> None:
-    import json
-
-    answer = client.chat.completions.create(
-        model="tiny",
-        messages=HELLO,
-        max_tokens=200,
-        tools=TOOLS,
-        tool_choice=choice,
-        parallel_tool_calls=False,
-    )
-    message = answer.choices[0].message
-    assert answer.choices[0].finish_reason == "tool_calls"
-    assert message.content is None
-    assert message.tool_calls is not None
-    (call,) = message.tool_calls
-    assert call.type == "function"
-    if choice != "required":
-        assert call.function.name == "weather"
-        assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")
-    name, arguments, ids = "", "", []
-    for piece in client.chat.completions.create(
-        model="tiny",
-        messages=HELLO,
-        max_tokens=200,
-        tools=TOOLS,
-        tool_choice=choice,
-        parallel_tool_calls=False,
-        stream=True,
-    ):
-        for part in piece.choices[0].delta.tool_calls or []:
-            assert part.index == 0
-            assert part.function is not None
-            name += part.function.name or ""
-            arguments += part.function.arguments or ""
-            ids += [part.id] if part.id else []
-    assert (name, arguments) == (call.function.name, call.function.arguments)
-    assert len(ids) == 1
-
-
-def test_calls_and_what_they_gave_go_back_into_the_conversation(client: openai.OpenAI) -> None:
-    messages: Any = [
-        *HELLO,
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {
-                    "id": "a",
-                    "type": "function",
-                    "function": {"name": "weather", "arguments": '{"city":"Oslo"}'},
-                }
-            ],
-        },
-        {"role": "tool", "tool_call_id": "a", "content": "rain"},
-    ]
-    answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=8, tools=TOOLS)
-    without = client.chat.completions.create(
-        model="tiny", messages=messages, max_tokens=8, tool_choice="none"
-    )
-    assert answer.usage is not None
-    assert without.usage is not None
-    assert answer.usage.prompt_tokens > without.usage.prompt_tokens > 0
 
 
 def test_thirty_two_streams_at_once_are_each_what_they_are_alone(running: Running) -> None:

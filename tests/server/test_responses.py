@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,18 +10,6 @@ import pytest
 from tests.server.conftest import Running
 
 from chabok import SamplingParams
-
-TOOL: Any = {
-    "type": "function",
-    "name": "weather",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
-    "strict": True,
-}
 
 
 @pytest.fixture(scope="module")
@@ -75,47 +62,6 @@ def test_a_stream_tells_of_every_step_and_ends_with_the_same_response(client: op
     with client.responses.stream(model="tiny", input="hello there", max_output_tokens=12) as stream:
         for _ in stream:
             pass
-
-
-def test_a_required_call_is_streamed_and_what_it_gave_can_be_sent_back(client: openai.OpenAI) -> None:
-    asked: Any = {
-        "model": "tiny",
-        "input": "hello",
-        "max_output_tokens": 200,
-        "tools": [TOOL],
-        "tool_choice": "required",
-        "parallel_tool_calls": False,
-    }
-    answer = client.responses.create(**asked)
-    (call,) = answer.output
-    assert call.type == "function_call"
-    assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
-    events = list(client.responses.create(**asked, stream=True))
-    pieces = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
-    assert "".join(pieces) == call.arguments
-    back: Any = [
-        {"role": "user", "content": "hello"},
-        call.model_dump(exclude_none=True),
-        {"type": "function_call_output", "call_id": call.call_id, "output": "rain"},
-    ]
-    final = client.responses.create(model="tiny", input=back, tools=[TOOL], max_output_tokens=8)
-    assert final.usage is not None
-    assert final.usage.output_tokens == 8
-
-
-def test_text_has_the_form_that_is_asked_for(client: openai.OpenAI) -> None:
-    schema = {**TOOL["parameters"]}
-    answer = client.responses.create(
-        model="tiny",
-        input="hello",
-        max_output_tokens=60,
-        text={"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}},
-        include=["message.output_text.logprobs"],
-        top_logprobs=2,
-    )
-    assert json.loads(answer.output_text)["city"] in ("Rome", "Oslo")
-    content: Any = answer.output[0].content[0]  # type: ignore[union-attr,index]
-    assert "".join(each.token for each in content.logprobs) == answer.output_text
 
 
 @pytest.mark.parametrize(

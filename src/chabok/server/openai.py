@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from starlette.routing import BaseRoute, Route
 
-from chabok.errors import RequestError, UnknownModelError
+from chabok.errors import RequestError
 from chabok.server import anthropic
 from chabok.server.accounts import fingerprint, merged_timings, timings_dict, usage_dict
 from chabok.server.bodies import Body
@@ -324,11 +324,7 @@ async def model(call: Call) -> None:
         await anthropic.model(call)
         return
     name = call.path_params["model"]
-    for entry in call.server.roster.entries():
-        if name == entry.name:
-            await call.json(_model(entry))
-            return
-    raise UnknownModelError(f"there is no model {name!r:.80} here; GET /v1/models lists them")
+    await call.json(_model(await call.server.roster.known(name)))
 
 
 def _model(entry: Any) -> dict[str, Any]:
