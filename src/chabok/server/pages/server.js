@@ -70,7 +70,7 @@ export async function models() {
 
 // Whether all models that the server was started with are loaded.
 export async function isReady() {
-  return (await fetch("ready")).ok;
+  return (await fetch("ready")).status !== 503;
 }
 
 // An answer as it is written: the parsed chunks of a streamed chat completion.
