@@ -252,7 +252,8 @@ class Engine:
         bad_bias = [token for token in request.params.logit_bias if token >= vocab]
         if bad_bias:
             raise RequestError(
-                f"logit_bias has token id {bad_bias[0]}, but this model's are 0 to {vocab - 1}"
+                f"logit_bias has token id {bad_bias[0]}, but this model's are 0 to {vocab - 1}",
+                "logit_bias",
             )
 
     def cancel(self, handle: Handle) -> None:

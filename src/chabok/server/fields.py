@@ -58,10 +58,15 @@ _NAMES = (
 
 
 def params_of(
-    body: Sampling, served: Served, *, max_tokens: int | None, logprobs: int | None
+    body: Sampling,
+    served: Served,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    limit: str = "max_tokens",
 ) -> SamplingParams:
     """The sampling parameters: the request's, else the model's settings, else those of the OpenAI interface
-    (temperature 1, nothing cut off).
+    (temperature 1, nothing cut off). limit: what the interface calls max_tokens.
     """
     values: dict[str, Any] = {"temperature": 1.0, **served.settings.sampling}
     for name in _NAMES:
@@ -75,7 +80,12 @@ def params_of(
         values["max_tokens"] = max_tokens
     if logprobs is not None:
         values["logprobs"] = logprobs
-    return naming(SamplingParams.of, values)
+    try:
+        return naming(SamplingParams.of, values)
+    except RequestError as error:
+        if error.field == "max_tokens" != limit:
+            raise RequestError(str(error).replace("max_tokens", limit, 1), limit) from None
+        raise
 
 
 def naming(make: Callable[[dict[str, Any]], SamplingParams], values: dict[str, Any]) -> SamplingParams:

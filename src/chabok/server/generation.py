@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from chabok.engine.request import Request
 from chabok.engine.timings import Timings
+from chabok.errors import RequestError
 from chabok.server.events import (
     Answer,
     Ask,
@@ -108,7 +109,12 @@ class Prepared:
             )
             # The queue's limit is for requests; further answers of one that was taken may go beyond it.
             first = not self._outputs
-            stream = served.llm.submit(request, self._news, bounded=first)
+            try:
+                stream = served.llm.submit(request, self._news, bounded=first)
+            except RequestError as error:
+                # All that a request can have wrong besides its parameters is its prompt.
+                error.field = error.field or ("prompt" if ask.messages is None else "messages")
+                raise
             output = Output(len(self._outputs), stream, ask, encoded, served.llm.llm)
             self._outputs.append(output)
             self._open.append(output)

@@ -120,11 +120,13 @@ def ask_of(call: Call, body: ChatBody, served: Served) -> Ask:
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs goes with logprobs only", "top_logprobs")
     top = count(body.top_logprobs, "top_logprobs", 0, MAX_TOP_LOGPROBS, 0)
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    max_tokens, limit = body.max_tokens, "max_tokens"
+    if body.max_completion_tokens is not None:
+        max_tokens, limit = body.max_completion_tokens, "max_completion_tokens"
     messages = [message_dict(message) for message in body.messages]
     tools = tool_dicts(body.tools)
     return Ask(
-        params_of(body, served, max_tokens=max_tokens, logprobs=top if body.logprobs else None),
+        params_of(body, served, max_tokens=max_tokens, logprobs=top if body.logprobs else None, limit=limit),
         messages=messages,
         n=count(body.n, "n", 1, MAX_N, 1),
         tools=tools,

@@ -33,8 +33,9 @@ class ResponseItems:
 
     def begin(self) -> None:
         """Tell that there is a response."""
-        self._tell("response.created", response=dict(self.response))
-        self._tell("response.in_progress", response=dict(self.response))
+        response = {**self.response, "output": []}  # as it is now, whenever it is written
+        self._tell("response.created", response=response)
+        self._tell("response.in_progress", response=response)
 
     def add(self, event: Event) -> None:
         """Take one event."""

@@ -222,7 +222,9 @@ def ask_of(call: Call, body: ResponseBody, served: Served) -> Ask:
     top = count(body.top_logprobs, "top_logprobs", 0, MAX_TOP_LOGPROBS, 0)
     logprobs = top if body.include or top else None
     return Ask(
-        params_of(body, served, max_tokens=body.max_output_tokens, logprobs=logprobs),
+        params_of(
+            body, served, max_tokens=body.max_output_tokens, logprobs=logprobs, limit="max_output_tokens"
+        ),
         messages=messages,
         tools=tools,
         tool_choice=str(choice),
