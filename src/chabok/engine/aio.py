@@ -12,11 +12,12 @@ from weakref import WeakSet
 
 from chabok.engine.engine import Engine
 from chabok.engine.llm import LLM, Message, Prompt, each_prompt, is_prompt, per_prompt, single
-from chabok.engine.request import Completion, Request, SamplingParams, Token
+from chabok.engine.request import Completion, Constraint, Request, SamplingParams, Token
 from chabok.engine.timings import Timings
 
 if TYPE_CHECKING:
     from chabok.checkpoints.progress import Progress
+    from chabok.text.grammar import Grammars
 
 
 class _Waker:
@@ -192,9 +193,16 @@ class AsyncLLM:
         self._wakers: dict[asyncio.AbstractEventLoop, _Waker] = {}
         llm.engine.start()
 
-    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncStream:
+    @property
+    def grammars(self) -> Grammars:
+        """Makes constraints, see ``LLM.grammars``; slow for large schemas, so best called in a thread."""
+        return self.llm.grammars
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, constraint: Constraint | None = None
+    ) -> AsyncStream:
         """Continue a prompt: ``async for token in await llm.stream(prompt)``."""
-        return self.submit(await asyncio.to_thread(self.llm.request, prompt, params))
+        return self.submit(await asyncio.to_thread(self.llm.request, prompt, params, constraint))
 
     def submit(
         self, request: Request, news: asyncio.Event | None = None, *, bounded: bool = True
@@ -218,34 +226,49 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        constraint: Constraint | None = None,
     ) -> AsyncStream:
         """Answer a conversation: ``async for token in await llm.chat_stream(messages)``."""
-        return self.submit(await asyncio.to_thread(self.llm.chat_request, messages, params, tools=tools))
+        return self.submit(
+            await asyncio.to_thread(
+                self.llm.chat_request, messages, params, tools=tools, constraint=constraint
+            )
+        )
 
     @overload
     async def generate(  # type: ignore[overload-overlap]  # a str is a sequence of strings, to the type checker
-        self, prompts: str, params: SamplingParams | None = None
+        self, prompts: str, params: SamplingParams | None = None, *, constraint: Constraint | None = None
     ) -> Completion: ...
     @overload
     async def generate(
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        constraint: Constraint | None = None,
     ) -> list[Completion]: ...
     @overload
-    async def generate(self, prompts: Sequence[int], params: SamplingParams | None = None) -> Completion: ...
+    async def generate(
+        self,
+        prompts: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
+    ) -> Completion: ...
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        constraint: Constraint | None = None,
     ) -> Completion | list[Completion]:
         """Continue one prompt, or several at once; see ``LLM.generate``."""
         if is_prompt(prompts):
-            return await (await self.stream(prompts, single(params))).completion()
+            return await (await self.stream(prompts, single(params), constraint=constraint)).completion()
         streams: list[AsyncStream] = []
         try:
             for prompt, each in zip(each_prompt(prompts), per_prompt(params, len(prompts)), strict=True):
-                request = await asyncio.to_thread(self.llm.request, prompt, each)
+                request = await asyncio.to_thread(self.llm.request, prompt, each, constraint)
                 streams.append(self.submit(request, bounded=False))
             return [await stream.completion() for stream in streams]
         except BaseException:
@@ -259,9 +282,11 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        constraint: Constraint | None = None,
     ) -> Completion:
         """Answer a conversation."""
-        return await (await self.chat_stream(messages, params, tools=tools)).completion()
+        stream = await self.chat_stream(messages, params, tools=tools, constraint=constraint)
+        return await stream.completion()
 
     async def close(self) -> None:
         """Release threads and memory; requests that have not ended fail."""

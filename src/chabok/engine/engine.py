@@ -19,11 +19,12 @@ from typing import NamedTuple, Protocol
 from chabok.engine.handle import Handle
 from chabok.engine.interrupts import interrupts_after
 from chabok.engine.kv import PagePool, pages_for, root_key
+from chabok.engine.masks import Masks
 from chabok.engine.pagefiles import PageFiles
 from chabok.engine.prefixes import Prefixes
 from chabok.engine.rate import Rate
 from chabok.engine.request import Completion, FinishReason, Request, Token
-from chabok.engine.sampler import Sampler
+from chabok.engine.sampler import Choice, Sampler
 from chabok.engine.scheduler import Scheduler
 from chabok.engine.sequence import Sequence
 from chabok.engine.stats import Stats
@@ -47,8 +48,8 @@ class Tokenizer(Protocol):
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end a text."""
 
-    def stream(self) -> Detokenizer:
-        """A new detokenizer."""
+    def stream(self, *, visible: frozenset[int] = ...) -> Detokenizer:
+        """A new detokenizer. visible: control tokens whose text is not left out."""
 
 
 class Queue(NamedTuple):
@@ -112,6 +113,7 @@ class Engine:
         self._rate = Rate()
         self._stopping = False
         self._given_up: BaseException | None = None
+        self._masks = Masks(model.vocab_size)
         self._inbox: deque[Sequence] = deque()
         self._cancelled: deque[Handle] = deque()
         self._n_submitted = 0
@@ -160,16 +162,27 @@ class Engine:
             limit=limit,
             end_ids=end_ids,
             root=root_key(self.model.fingerprint, request.salt),
-            sampler=Sampler(params, request.prompt, self.model.vocab_size, end_ids),
-            text=Text(self._tokenizer.stream(), params.stop),
+            sampler=Sampler(
+                params,
+                request.prompt,
+                self.model.vocab_size,
+                end_ids,
+                self._eos_ids if params.ignore_eos else (),
+            ),
+            text=Text(self._detokenizer(request), params.stop),
             timeline=Timeline(request.arrived, request.tokenize_s),
             work=n_prompt + self._rate.expected(limit - n_prompt),
+            matcher=None if request.constraint is None else request.constraint.matcher(),
         )
         handle.timings = sequence.timings
         self._inbox.append(sequence)
         if self._waiters:
             self._notify()
         return handle
+
+    def _detokenizer(self, request: Request) -> Detokenizer:
+        stream = self._tokenizer.stream
+        return stream(visible=request.visible) if request.visible else stream()
 
     @property
     def queue(self) -> Queue:
@@ -393,6 +406,9 @@ class Engine:
             scheduler.shares.advance(scheduler.n_decode + scheduler.n_prompt)
             if self.prefixes is not None and scheduler.n_decode == 0 and scheduler.n_prompt >= PAGE_TOKENS:
                 self.prefixes.rates.computed(now - started, scheduler.n_prompt)
+            if any(sequence.matcher is not None for sequence in planned):
+                self._masks.fill(planned)
+                now = perf_counter()
             row = 0
             for sequence in planned:
                 n_out = sequence.segment.outputs
@@ -471,7 +487,7 @@ class Engine:
             return perf_counter()
 
     def _choose(self, sequence: Sequence, logits: Logits, row: int, now: float) -> float:
-        timeline, tokens, segment = sequence.timeline, sequence.tokens, sequence.segment
+        timeline, segment = sequence.timeline, sequence.segment
         if timeline.prefilled is None:
             if sequence.all_rows:
                 self._look_at_prompt(sequence, logits, row)
@@ -484,8 +500,26 @@ class Engine:
                 self._finish(sequence, "length")
                 return now
         row += segment.outputs - 1
-        choice = sequence.sampler.choose(logits, row)
-        token = choice.token
+        matcher, forced = sequence.matcher, sequence.opening
+        if matcher is None:
+            return self._take(sequence, sequence.sampler.choose(logits, row), now)
+        if forced:
+            sequence.opening = []
+        else:
+            matcher.check()
+            now = self._take(sequence, sequence.sampler.choose(logits, row, sequence.mask), now)
+            forced = matcher.forced() if sequence.forces and not sequence.handle.done else []
+        sequence.n_forced = len(forced)
+        for token in forced:
+            sequence.sampler.skip(token)
+            now = self._take(sequence, Choice(token), now)
+            if sequence.handle.done:
+                break
+        return now
+
+    def _take(self, sequence: Sequence, choice: Choice, now: float) -> float:
+        """Append a token that was chosen, or dictated, and hand it out."""
+        timeline, tokens, token = sequence.timeline, sequence.tokens, choice.token
         chosen = perf_counter()
         tokens.append(token)
         reason: FinishReason | None = None
@@ -493,14 +527,18 @@ class Engine:
         if token in sequence.end_ids:
             reason, stopped_by, piece = "stop", token, ""
         else:
+            if sequence.matcher is not None:
+                sequence.matcher.accept(token)
             piece = sequence.text.push(token)
             if sequence.text.stop is not None:
                 reason, stopped_by = "stop", sequence.text.stop
+            elif sequence.matcher is not None and sequence.matcher.finished:
+                reason = "stop"  # nothing else may follow, so the model need not say so
             elif len(tokens) >= sequence.limit:
                 reason = "length"
         if reason is not None:
             piece += sequence.text.finish()
-            if reason == "length" and sequence.text.stop is not None:
+            if stopped_by is None and sequence.text.stop is not None:
                 reason, stopped_by = "stop", sequence.text.stop
         end = perf_counter()
         timeline.sample_s += chosen - now

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, cast, over
 
 from chabok.engine.handle import Handle
 from chabok.engine.load import Loaded, Options, Template, TextSide, load
-from chabok.engine.request import Completion, Request, SamplingParams, Token
+from chabok.engine.request import Completion, Constraint, Request, SamplingParams, Token
 from chabok.errors import RequestError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from chabok.checkpoints.progress import Progress
+    from chabok.text.grammar import Grammars
 
 Prompt: TypeAlias = str | Sequence[int]
 """Text, or token ids."""
@@ -153,6 +154,11 @@ class LLM:
         """What turns a conversation into tokens."""
         return self._loaded.template
 
+    @property
+    def grammars(self) -> Grammars:
+        """Makes constraints: ``llm.generate(prompt, constraint=llm.grammars.json_schema(schema))``."""
+        return self._loaded.grammars
+
     # Text and tokens.
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
@@ -199,11 +205,21 @@ class LLM:
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of strings, to the type checker
-        self, prompts: str, params: SamplingParams | None = None, *, stream: Literal[False] = False
+        self,
+        prompts: str,
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        constraint: Constraint | None = None,
     ) -> Completion: ...
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of strings, to the type checker
-        self, prompts: str, params: SamplingParams | None = None, *, stream: Literal[True]
+        self,
+        prompts: str,
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[True],
+        constraint: Constraint | None = None,
     ) -> Stream: ...
     @overload
     def generate(
@@ -212,6 +228,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stream: Literal[False] = False,
+        constraint: Constraint | None = None,
     ) -> list[Completion]: ...
     @overload
     def generate(
@@ -220,14 +237,25 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stream: Literal[True],
+        constraint: Constraint | None = None,
     ) -> list[Stream]: ...
     @overload
     def generate(
-        self, prompts: Sequence[int], params: SamplingParams | None = None, *, stream: Literal[False] = False
+        self,
+        prompts: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        constraint: Constraint | None = None,
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompts: Sequence[int], params: SamplingParams | None = None, *, stream: Literal[True]
+        self,
+        prompts: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[True],
+        constraint: Constraint | None = None,
     ) -> Stream: ...
     def generate(
         self,
@@ -235,28 +263,31 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stream: bool = False,
+        constraint: Constraint | None = None,
     ) -> Completion | Stream | list[Completion] | list[Stream]:
         """Continue one prompt, or several at once.
 
         A prompt is text or token ids. One prompt gives one Completion, a list of prompts a list of them, in
         order; with ``stream``, a Stream each. params: for all, or one per prompt; by default greedy up to the
-        end of the text or the context.
+        end of the text or the context. constraint: what every answer must look like, made by ``grammars``.
         """
         if is_prompt(prompts):
-            one = self.engine.submit(self.request(prompts, single(params)))
+            one = self.engine.submit(self.request(prompts, single(params), constraint))
             return Stream(one) if stream else _results([one])[0]
         handles: list[Handle] = []
         try:
             for prompt, each in zip(each_prompt(prompts), per_prompt(params, len(prompts)), strict=True):
-                handles.append(self.engine.submit(self.request(prompt, each), bounded=False))
+                handles.append(self.engine.submit(self.request(prompt, each, constraint), bounded=False))
         except BaseException:
             _cancel(handles)
             raise
         return [Stream(handle) for handle in handles] if stream else _results(handles)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, constraint: Constraint | None = None
+    ) -> Stream:
         """Continue a prompt, token by token."""
-        return Stream(self.engine.submit(self.request(prompt, params)))
+        return Stream(self.engine.submit(self.request(prompt, params, constraint)))
 
     @overload
     def chat(
@@ -266,6 +297,7 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         stream: Literal[False] = False,
+        constraint: Constraint | None = None,
     ) -> Completion: ...
     @overload
     def chat(
@@ -275,6 +307,7 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         stream: Literal[True],
+        constraint: Constraint | None = None,
     ) -> Stream: ...
     def chat(
         self,
@@ -283,12 +316,14 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         stream: bool = False,
+        constraint: Constraint | None = None,
     ) -> Completion | Stream:
         """Answer a conversation: [{"role": "user", "content": "Hello"}].
 
-        tools: descriptions of functions, as the model's chat template takes them.
+        tools: descriptions of functions, as the model's chat template takes them. constraint: what the answer
+        must look like, made by ``grammars``.
         """
-        handle = self.engine.submit(self.chat_request(messages, params, tools=tools))
+        handle = self.engine.submit(self.chat_request(messages, params, tools=tools, constraint=constraint))
         return Stream(handle) if stream else _results([handle])[0]
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
@@ -301,11 +336,14 @@ class LLM:
         _results([handle])
         return np.concatenate(handle.prompt_logits)
 
-    def request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+    def request(
+        self, prompt: Prompt, params: SamplingParams | None = None, constraint: Constraint | None = None
+    ) -> Request:
         """What the engine is asked in order to continue a prompt."""
         arrived = perf_counter()
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else _ids(prompt)
-        return Request(tokens, params or GREEDY, arrived=arrived, tokenize_s=perf_counter() - arrived)
+        took = perf_counter() - arrived
+        return Request(tokens, params or GREEDY, arrived=arrived, tokenize_s=took, constraint=constraint)
 
     def chat_request(
         self,
@@ -313,11 +351,13 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        constraint: Constraint | None = None,
     ) -> Request:
         """What the engine is asked in order to answer a conversation."""
         arrived = perf_counter()
         tokens = self.tokenize_chat(messages, tools)
-        return Request(tokens, params or GREEDY, arrived=arrived, tokenize_s=perf_counter() - arrived)
+        took = perf_counter() - arrived
+        return Request(tokens, params or GREEDY, arrived=arrived, tokenize_s=took, constraint=constraint)
 
     # Life.
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from chabok.engine.engine import Engine, Tokenizer
 from chabok.engine.kv import pages_for
@@ -18,6 +18,7 @@ from chabok.models.batch import Model
 if TYPE_CHECKING:
     from chabok.checkpoints.gguf import GGUF
     from chabok.checkpoints.progress import Progress
+    from chabok.text.grammar import Grammars
     from chabok.text.tokenizer import Tokenizer as GGUFTokenizer
 
 DEFAULT_CONTEXT = 8192
@@ -119,6 +120,13 @@ class Loaded:
     def template(self) -> Template:
         """The chat template, made when it is first needed: its library takes long to import."""
         return self._make_template()
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """What makes constraints in the model's tokens; its library is imported when it is first used."""
+        from chabok.text.grammar import Grammars
+
+        return Grammars(cast("GGUFTokenizer", self.tokenizer))
 
 
 def prefix_files(model: Model, options: Options) -> PageFiles | None:

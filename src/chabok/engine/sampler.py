@@ -70,34 +70,42 @@ class Sampler:
     """Chooses the tokens of one sequence.
 
     prompt: its token ids, which the repetition penalty counts. end_ids: tokens that may not come before
-    min_tokens.
+    min_tokens. shunned: tokens that are not to come under a mask which leaves others.
     """
 
     def __init__(
-        self, params: SamplingParams, prompt: Sequence[int], vocab_size: int, end_ids: Iterable[int] = ()
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        vocab_size: int,
+        end_ids: Iterable[int] = (),
+        shunned: Iterable[int] = (),
     ) -> None:
         self.params = params
         self._uniforms = Uniforms(
             int.from_bytes(os.urandom(8), "little") if params.seed is None else params.seed
         )
         self._chosen = 0
+        self._shunned = [token for token in shunned if token < vocab_size]
         self._edits = _Edits(params, prompt, vocab_size, end_ids) if _has_edits(params) else None
         self.greedy = params.temperature == 0 and self._edits is None and params.logprobs is None
         """Whether a row's best token is all there is to it."""
 
-    def choose(self, logits: Logits, row: int) -> Choice:
+    def choose(self, logits: Logits, row: int, mask: NDArray[np.uint32] | None = None) -> Choice:
         """The next token from a row of logits; its values may be edited in place.
 
-        Raises CheckpointError if they are not numbers.
+        mask: a bit for each token that may be chosen, uint32[ceil(vocab / 32)]. Where all of those are ruled
+        out by other parameters (a bias of -inf, min_tokens), it is one of those nevertheless.
+        Raises CheckpointError if the logits are not numbers.
         """
         best = logits.argmax(row)
         if not math.isfinite(logits.values[row, best]):
             raise CheckpointError(NO_NUMBERS)
-        if self.greedy:
+        if self.greedy and (mask is None or (_allows(mask, best) and best not in self._shunned)):
             return Choice(best)
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at below
-                choice = self._choose(logits, row)
+                choice = self._choose(logits, row, mask)
         except (ValueError, IndexError):
             # Nothing compares with NaN: single ones among the logits leave too few candidates.
             if np.isnan(logits.values[row]).any():
@@ -107,7 +115,13 @@ class Sampler:
             raise CheckpointError(NO_NUMBERS)
         return choice
 
-    def _choose(self, logits: Logits, row: int) -> Choice:
+    def skip(self, token: int) -> None:
+        """Count a token of the answer, chosen here or dictated by what constrains it."""
+        self._chosen += 1
+        if self._edits is not None:
+            self._edits.note(token)
+
+    def _choose(self, logits: Logits, row: int, mask: NDArray[np.uint32] | None) -> Choice:
         params = self.params
         raw: NDArray[np.float32] | None = None
         top: tuple[tuple[int, float], ...] = ()
@@ -116,18 +130,40 @@ class Sampler:
             total = logits.log_sum_exp(row)
             ids, best = logits.top(row, params.logprobs) if params.logprobs else ((), ())
             top = tuple((int(i), float(v) - total) for i, v in zip(ids, best, strict=True))
+        if params.logprobs is not None or (mask is not None and self._edits is not None):
             raw = logits.values[row] if self._edits is None else logits.values[row].copy()
         if self._edits is not None:
             self._edits.apply(logits.values[row], self._chosen)
             logits.changed(row)
-        if params.temperature == 0:
+        if mask is not None:
+            token = self._choose_allowed(logits.values[row], mask, raw)
+        elif params.temperature == 0:
             token = logits.argmax(row)
         else:
             token = pick(logits, row, params, self._uniforms.at(self._chosen))
-        self._chosen += 1
-        if self._edits is not None:
-            self._edits.note(token)
-        return Choice(token) if raw is None else Choice(token, float(raw[token]) - total, top)
+        self.skip(token)
+        if raw is None or params.logprobs is None:
+            return Choice(token)
+        return Choice(token, float(raw[token]) - total, top)
+
+    def _choose_allowed(
+        self, values: NDArray[np.float32], mask: NDArray[np.uint32], raw: NDArray[np.float32] | None
+    ) -> int:
+        """Choose among the tokens of a mask. raw: the values before they were edited, if they were."""
+        ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=len(values), bitorder="little"))
+        if self._shunned:
+            others = ids[np.isin(ids, self._shunned, invert=True)]
+            ids = others if len(others) else ids
+        left = values[ids]
+        if left.max() == -np.inf and raw is not None:
+            left = raw[ids]  # what the mask allows is ruled out by a bias or min_tokens: the mask is stronger
+        if self.params.temperature == 0:
+            return int(ids[left.argmax()])
+        return int(ids[pick(Logits(left[None]), 0, self.params, self._uniforms.at(self._chosen))])
+
+
+def _allows(mask: NDArray[np.uint32], token: int) -> bool:
+    return bool(int(mask[token >> 5]) >> (token & 31) & 1)
 
 
 def pick(logits: Logits, row: int, params: SamplingParams, uniform: float) -> int:

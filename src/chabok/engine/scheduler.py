@@ -102,6 +102,7 @@ class Scheduler:
         batch: Batch = []
         self.planned = planned = []
         self.chunks = []
+        dictated: list[tuple[int, int]] = []
         prompts = False
         self.collected = self.reuse.collect(self.active)
         if self.waiting:
@@ -111,16 +112,34 @@ class Scheduler:
         for sequence in tuple(self.active):
             if sequence.n_pages == 0:
                 continue  # pre-empted by one before it
-            if len(sequence.tokens) - sequence.computed > 1:
-                prompts = True
-            elif self._make_room(sequence):
-                batch.append(sequence.place(1))
+            n = len(sequence.tokens) - sequence.computed
+            if n > 1:
+                if sequence.reading:
+                    prompts = True
+                    continue
+                n = 1 + self._dictated(sequence, n - 1, dictated)
+            if self._make_room(sequence, n):
+                batch.append(sequence.place(n))
                 planned.append(sequence)
+                if n > 1:
+                    dictated.append((sequence.computed, n - 1))
         self.n_decode = len(batch)
         self.n_prompt = 0
         if prompts or self.waiting:
-            self._plan_prompts(batch)
+            self._plan_prompts(batch, dictated)
+        self.chunks += dictated
+        self.n_prompt += sum(n for _, n in dictated)
         return batch
+
+    def _dictated(self, sequence: Sequence, n: int, others: list[tuple[int, int]]) -> int:
+        """How many of a sequence's n tokens that a grammar dictated are computed beside its chosen one."""
+        rows = self._max_rows - len(self.active) - sum(rows for _, rows in others)
+        if len(self.active) > 1:
+            # They wait for nobody, but nobody's stream shall wait for many of them.
+            start, pace = sequence.computed, self.pace
+            left = pace.time(len(self.active)) - sum(pace.cost(at, rows, True) for at, rows in others)
+            rows = min(rows, max(pace.rows(start, left, True), LEAST_CHUNK))
+        return min(n, max(rows, 0))
 
     def _settle(self) -> None:
         """Bring turns forward where earlier requests of a client took less work than expected."""
@@ -156,20 +175,19 @@ class Scheduler:
             if self._room_for(first)[0]:
                 break
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Give a generating sequence the page its next token needs; False if it had to yield its own."""
-        if sequence.computed < sequence.n_pages * PAGE_TOKENS:
-            return True
-        while True:
+    def _make_room(self, sequence: Sequence, n: int) -> bool:
+        """Give a generating sequence the pages its next n tokens need; False if it had to yield its own."""
+        while sequence.computed + n > sequence.n_pages * PAGE_TOKENS:
             page = self.pool.take()
             if page is not None:
                 sequence.add_page(page)
-                return True
+                continue
             # `active` is in order and is walked in order, so the last is not in the batch yet.
             last = self.active[-1]
             self._preempt(last)
             if last is sequence:
                 return False
+        return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self.active.remove(sequence)
@@ -178,10 +196,10 @@ class Scheduler:
         self.preemptions += 1
         insort(self.waiting, sequence, key=_order)
 
-    def _plan_prompts(self, batch: Batch) -> None:
-        rows = self._max_rows - len(batch)
+    def _plan_prompts(self, batch: Batch, dictated: list[tuple[int, int]]) -> None:
+        rows = self._max_rows - len(batch) - sum(n for _, n in dictated)
         pace, beside = self.pace, self.n_decode > 0
-        left = pace.time(self.n_decode)
+        left = pace.time(self.n_decode) - sum(pace.cost(start, n, beside) for start, n in dictated)
         if self.others_stream and not beside:
             left = min(left, pace.budget_s)
         full = False
@@ -206,7 +224,7 @@ class Scheduler:
 
     def _prompts(self) -> Iterator[Sequence]:
         """Sequences with prompt rows left, in order; those that wait for another's pages left out."""
-        reading = [sequence for sequence in self.active if sequence.pending > 1]
+        reading = [sequence for sequence in self.active if sequence.reading]
         coming = {key for sequence in reading for key in self._keys_to_come(sequence)}
         for sequence in merge(reading, tuple(self.waiting), key=_order):
             if sequence.n_pages == 0:

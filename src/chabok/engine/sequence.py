@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chabok.engine.kv import Key, next_key
-from chabok.engine.request import Request
+from chabok.engine.request import Matcher, Request
 from chabok.engine.sampler import Choice, Sampler
 from chabok.engine.scores import PromptScores
 from chabok.engine.stops import Text
@@ -28,9 +29,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "cached", "cached_disk", "choices", "chunk", "computed", "end_ids", "handle", "keys", "limit",
-        "load", "n_kept", "n_pages", "n_prompt", "order", "request", "root", "sampler", "scores", "segment",
-        "text", "timeline", "tokens", "work",
+        "cached", "cached_disk", "choices", "chunk", "computed", "end_ids", "forces", "handle", "keys",
+        "limit", "load", "mask", "matcher", "n_forced", "n_kept", "n_pages", "n_prompt", "opening", "order",
+        "request", "root", "sampler", "scores", "segment", "text", "timeline", "tokens", "work",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +47,7 @@ class Sequence:
         text: Text,
         timeline: Timeline,
         work: float = 0.0,
+        matcher: Matcher | None = None,
     ) -> None:
         self.request = request
         self.handle = handle
@@ -58,6 +60,12 @@ class Sequence:
         self.text = text
         self.timeline = timeline
         self.work = work
+        self.matcher = matcher
+        # Asked for log probabilities, the model is asked about every token, those that are dictated included.
+        self.forces = matcher is not None and request.params.logprobs is None
+        self.opening = matcher.forced() if matcher is not None and self.forces else []
+        self.n_forced = 0  # tokens at the end that were dictated, after the last that was chosen
+        self.mask: NDArray[np.uint32] | None = None  # of the tokens that may be chosen in this step
         deadline = float("inf") if request.deadline is None else request.deadline
         self.order = (-request.priority, 0.0, deadline, number)
         wanted = request.prompt_logprobs
@@ -72,7 +80,7 @@ class Sequence:
         self.n_pages = 0
         self.chunk = 0  # rows in the step that is being made
         greedy = request.params.temperature == 0 and request.params.logprobs is None
-        greedy = greedy and self.scores is None
+        greedy = greedy and self.scores is None and matcher is None
         self.segment = Segment(np.zeros(-(-limit // PAGE_TOKENS), np.int32), 0, [], 1, greedy)
 
     @property
@@ -94,6 +102,11 @@ class Sequence:
     def reusable_tokens(self) -> int:
         """Leading tokens that could come from the cache: at least one token must be computed."""
         return 0 if self.all_rows else len(self.tokens) - 1
+
+    @property
+    def reading(self) -> bool:
+        """Whether it has more to compute than one chosen token and what was dictated after it."""
+        return len(self.tokens) - self.computed > 1 + self.n_forced
 
     @property
     def reusable_pages(self) -> int:
