@@ -8,9 +8,9 @@ from time import perf_counter
 from typing import Any
 
 import pytest
+from tests.measure.scripted import ScriptedServer
 
 from chabok.measure import Endpoint, Patience, Timeline
-from tests.measure.scripted import ScriptedServer
 
 
 @pytest.fixture(scope="session")

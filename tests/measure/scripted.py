@@ -1,8 +1,8 @@
 """A server that plays back scripts: these bytes, after just so many milliseconds, and nothing else.
 
 Runs in a process of its own (``python scripted.py``), one thread per connection; sleeps until the last
-millisecond of a wait and spins through that. It writes down when it really sent what: on Linux perf_counter is
-one clock for all processes, so a test compares what the stopwatch saw with what happened, not with the plan.
+millisecond of a wait and spins through that. It writes down when it really sent what: on Linux perf_counter
+is one clock for all processes, so a test compares what the stopwatch saw with what happened, not the plan.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0.0
         self._ending = self._headed = self._framed = False
-        self._head_bytes = 0
+        self._head_bytes = self._fed = 0
         self._headers: dict[str, str] = {}
         self._parser = httptools.HttpResponseParser(self)
 
@@ -173,8 +173,6 @@ class _Connection(asyncio.BufferedProtocol):
         if self._receiver is None:
             self.close()  # bytes that nobody asked for
             return
-        if not self._headed:
-            self._head_bytes += nbytes
         try:
             self._parser.feed_data(self._view[:nbytes])
         except httptools.HttpParserError as error:
@@ -183,8 +181,10 @@ class _Connection(asyncio.BufferedProtocol):
         except httptools.HttpParserUpgrade:
             self._end(ProtocolError("the server wants to switch protocols, which nobody asked for"))
         else:
-            if not self._headed and self._head_bytes > self._client.sizes.head:
-                self._end(ProtocolError(f"the response headers exceed {self._client.sizes.head} bytes"))
+            if not self._headed and self._receiver is not None:
+                self._fed += nbytes  # a header without end is not given to on_header
+                if self._fed > self._client.sizes.head:
+                    self._end(self._too_long())
 
     def eof_received(self) -> bool:
         self._at = perf_counter()
@@ -206,7 +206,13 @@ class _Connection(asyncio.BufferedProtocol):
         pass
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > self._client.sizes.head:
+            raise self._too_long()
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def _too_long(self) -> ProtocolError:
+        return ProtocolError(f"the response headers exceed {self._client.sizes.head} bytes")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -219,6 +225,7 @@ class _Connection(asyncio.BufferedProtocol):
             "content-length" in headers or "chunked" in headers.get("transfer-encoding", "").lower()
         )
         self._clock.headers = self._at
+        self._watch()  # from now on silence counts
         coding = headers.get("content-encoding", "identity").lower()
         if coding not in ("", "identity"):
             raise ProtocolError(
@@ -249,7 +256,7 @@ class _Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         loop = asyncio.get_running_loop()
         self.touched = self._headed = self._framed = False
-        self._head_bytes = 0
+        self._head_bytes = self._fed = 0
         self._headers = {}
         self._parser = httptools.HttpResponseParser(self)
         self._receiver, self._clock = receiver, clock
@@ -274,6 +281,8 @@ class _Connection(asyncio.BufferedProtocol):
         """Look again when the nearest limit could pass; bytes only move the instant they came at."""
         patience, now = self._client.patience, perf_counter()
         sent = self._clock.sent or now
+        if self._timer is not None:
+            self._timer.cancel()
         limits = [(sent + patience.total_s, f"not complete after {patience.total_s:g} s")]
         if self._headed:
             limits.append((self._at + patience.idle_s, f"nothing came for {patience.idle_s:g} s"))

@@ -33,8 +33,8 @@ class Request:
     scheduled. e2e_s: last event - scheduled. tpot_s: (last token - first token) / (tokens - 1).
     worst_gap_s: longest gap between token events. lateness_s: sent - scheduled, without the time a new
     connection took (connect_s). gaps: float64[token events - 1], raw gaps. itl: float64, gaps per token: an
-    event of n tokens gives n gaps of gap / n. token_times, token_counts: when tokens came, and how many. output_tokens: all that were
-    produced, reasoning among them, as ``source`` counts.
+    event of n tokens gives n gaps of gap / n. token_times, token_counts: when tokens came, and how many.
+    output_tokens: all that were produced, reasoning among them, as ``source`` counts.
     """
 
     timeline: Timeline

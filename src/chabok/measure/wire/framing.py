@@ -25,7 +25,8 @@ class EventStream:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._rest = b""
+        self._rest: list[bytes] = []  # a line whose end has not come
+        self._waiting = 0
         self._data: list[bytes] = []
         self._name = b""
         self._size = 0
@@ -41,26 +42,31 @@ class EventStream:
             name, self._name = self._name, b""
             self._sink(at, piece[6:-2], name)
             return
-        if self._after_cr:
+        if self._after_cr and piece:
+            # The CR ended the line; a LF after it is the other half of a CR LF.
             piece = piece.removeprefix(b"\n")
-        rest = self._rest + piece if self._rest else piece
-        if not self._begun and len(rest) >= 3:
-            self._begun = True
-            rest = rest.removeprefix(b"\xef\xbb\xbf")
-        # A CR at the very end may be half of a CR LF, whose LF then comes next.
-        self._after_cr = piece.endswith(b"\r") or (self._after_cr and not piece)
-        lines = _LINE.split(rest)
-        self._rest = lines.pop()
-        if len(self._rest) + self._size > EVENT_BYTES:
+            self._after_cr = False
+        self._waiting += len(piece)
+        if self._waiting + self._size > EVENT_BYTES:
             raise ProtocolError(f"an event is longer than {EVENT_BYTES} bytes; this is no stream of tokens")
+        self._rest.append(piece)
+        if b"\n" not in piece and b"\r" not in piece:
+            return
+        self._after_cr = piece.endswith(b"\r")
+        lines = _LINE.split(b"".join(self._rest))
+        last = lines.pop()
+        self._rest, self._waiting = ([last] if last else []), len(last)
+        if not self._begun and lines:
+            self._begun = True
+            lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
         for line in lines:
             self._line(at, line)
 
     def finish(self, at: float) -> None:
         """The stream ended: give an event that lacks its blank line, as some servers send the last one."""
         if self._rest:
-            self._line(at, self._rest)
-            self._rest = b""
+            self._line(at, b"".join(self._rest))
+            self._rest = []
         self._line(at, b"")
 
     def _line(self, at: float, line: bytes) -> None:
@@ -85,20 +91,26 @@ class LineStream:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._rest = b""
+        self._rest: list[bytes] = []  # a line whose end has not come
+        self._waiting = 0
 
     def feed(self, at: float, piece: bytes) -> None:
         """Take the next bytes, read at ``at``; gives every line that they complete."""
-        lines = (self._rest + piece if self._rest else piece).split(b"\n")
-        self._rest = lines.pop()
-        if len(self._rest) > EVENT_BYTES:
+        self._waiting += len(piece)
+        if self._waiting > EVENT_BYTES:
             raise ProtocolError(f"a line is longer than {EVENT_BYTES} bytes; this is no stream of tokens")
+        self._rest.append(piece)
+        if b"\n" not in piece:
+            return
+        lines = b"".join(self._rest).split(b"\n")
+        self._waiting = len(lines[-1])
+        self._rest = [lines.pop()]
         for line in lines:
             if stripped := line.strip():
                 self._sink(at, stripped, b"")
 
     def finish(self, at: float) -> None:
         """The stream ended: give a last line without a line end."""
-        if stripped := self._rest.strip():
-            self._rest = b""
+        if stripped := b"".join(self._rest).strip():
+            self._rest = []
             self._sink(at, stripped, b"")
