@@ -50,8 +50,8 @@ _COUNT = Body(CountBody)
 def routes() -> list[BaseRoute]:
     """The paths of this interface; ``models`` and ``model`` are those of OpenAI's, with another header."""
     return [
-        Route("/v1/messages", Endpoint(create), methods=["POST"]),
-        Route("/v1/messages/count_tokens", Endpoint(count_tokens), methods=["POST"]),
+        Route("/v1/messages", Endpoint(create, _MESSAGE), methods=["POST"]),
+        Route("/v1/messages/count_tokens", Endpoint(count_tokens, _COUNT), methods=["POST"]),
     ]
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chabok.server import anthropic, completions, ollama, openai, operating, responses
+from chabok.server import anthropic, completions, ollama, openai, openapi, operating, responses
 from chabok.server import page as pages
 from chabok.server.auth import Keys
 from chabok.server.errors import RefusedError, answer, problem_of
@@ -39,6 +39,7 @@ def routes(*, page: bool = True) -> list[BaseRoute]:
         *anthropic.routes(),
         *ollama.routes(),
         *operating.routes(),
+        *openapi.routes(),
         *pages.routes(served=page),
     ]
 

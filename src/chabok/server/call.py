@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -71,10 +71,14 @@ class Call(Request):
 
 
 class Endpoint:
-    """Makes a handler of calls an ASGI application: ``Route("/v1/models", Endpoint(models))``."""
+    """Makes a handler of calls an ASGI application: ``Route("/v1/models", Endpoint(models))``.
 
-    def __init__(self, handler: Handler) -> None:
+    body: what the handler reads, for the description of the interface.
+    """
+
+    def __init__(self, handler: Handler, body: Body[Any] | None = None) -> None:
         self.handler = handler
+        self.body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

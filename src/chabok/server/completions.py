@@ -55,7 +55,7 @@ BODY = Body(CompletionBody)
 
 def routes() -> list[BaseRoute]:
     """The paths of this interface."""
-    return [Route("/v1/completions", Endpoint(complete), methods=["POST"])]
+    return [Route("/v1/completions", Endpoint(complete, BODY), methods=["POST"])]
 
 
 async def complete(call: Call) -> None:

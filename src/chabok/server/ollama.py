@@ -50,8 +50,8 @@ _CHAT = Body(ChatBody)
 def routes() -> list[BaseRoute]:
     """The paths of this interface."""
     return [
-        Route("/api/generate", Endpoint(generate), methods=["POST"]),
-        Route("/api/chat", Endpoint(chat), methods=["POST"]),
+        Route("/api/generate", Endpoint(generate, _GENERATE), methods=["POST"]),
+        Route("/api/chat", Endpoint(chat, _CHAT), methods=["POST"]),
         *ollama_models.routes(),
     ]
 

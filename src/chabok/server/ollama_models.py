@@ -51,8 +51,8 @@ def routes() -> list[BaseRoute]:
     return [
         Route("/api/tags", Endpoint(tags), methods=["GET"]),
         Route("/api/ps", Endpoint(running), methods=["GET"]),
-        Route("/api/show", Endpoint(show), methods=["POST"]),
-        Route("/api/pull", Endpoint(pull), methods=["POST"]),
+        Route("/api/show", Endpoint(show, _SHOW), methods=["POST"]),
+        Route("/api/pull", Endpoint(pull, _PULL), methods=["POST"]),
         Route("/api/version", Endpoint(version), methods=["GET"]),
         *refused,
         Route("/api/blobs/{digest}", Endpoint(_refuse), methods=["POST", "HEAD"]),

@@ -81,7 +81,7 @@ BODY = Body(ChatBody)
 def routes() -> list[BaseRoute]:
     """The paths of this interface."""
     return [
-        Route("/v1/chat/completions", Endpoint(chat), methods=["POST"]),
+        Route("/v1/chat/completions", Endpoint(chat, BODY), methods=["POST"]),
         Route("/v1/models", Endpoint(models), methods=["GET"]),
         Route("/v1/models/{model:path}", Endpoint(model), methods=["GET"]),
     ]

@@ -183,7 +183,7 @@ BODY = Body(ResponseBody)
 
 def routes() -> list[BaseRoute]:
     """The paths of this interface."""
-    return [Route("/v1/responses", Endpoint(respond), methods=["POST"])]
+    return [Route("/v1/responses", Endpoint(respond, BODY), methods=["POST"])]
 
 
 async def respond(call: Call) -> None:
