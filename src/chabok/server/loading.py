@@ -95,6 +95,8 @@ class DiskLoader:
             pack=model.pack,
             budget_s=model.itl_budget_ms / 1000,
             max_queue=model.max_queue,
+            prefix_disk=self._settings.prefix_disk,
+            prefix_disk_bytes=self._settings.prefix_disk_size,
         )
         loaded = load(facts.path, options, self._progress(model.name))
         return LLM.of(loaded, perf_counter() - started)
