@@ -82,9 +82,9 @@ def test_tenants_share_no_pages_on_disk(tmp_path: Path) -> None:
 
 
 def test_pages_used_again_are_written_soon_though_the_engine_is_busy(tmp_path: Path) -> None:
-    engine = mock_engine(prefixes=tmp_path, row_s=0.001)
+    engine = mock_engine(prefixes=tmp_path, row_s=0.001, context=4096, n_pages=80)
     engine.start()
-    other = engine.submit(Request([5] * 10, SamplingParams(max_tokens=1000)))
+    other = engine.submit(Request([5] * 10, SamplingParams(max_tokens=4000)))
     engine.submit(Request(PROMPT, SamplingParams(max_tokens=1))).result()
     assert not page_paths(tmp_path)
     engine.submit(Request(PROMPT, SamplingParams(max_tokens=1))).result()
