@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import ollama
 import pytest
-from tests.server.conftest import Running
+from tests.checkpoints.hub_server import Hub, serving
+from tests.server.conftest import FIXTURES, Running, tiny
+from tests.server.conftest import serving as serving_models
 
 from chabok.errors import RequestError
 from chabok.server.ollama_bodies import keep_alive_s
+from chabok.server.settings import Settings
 
 HELLO = [{"role": "user", "content": "Hello"}]
 GREEDY = {"temperature": 0, "num_predict": 12}
@@ -116,7 +122,27 @@ def test_without_a_prompt_a_model_is_loaded(client: ollama.Client) -> None:
     loaded = client.generate("tiny")
     assert (loaded.response, loaded.done_reason) == ("", "load")
     assert client.chat("tiny", []).done_reason == "load"
-    assert client.generate("tiny", keep_alive=0).done_reason == "unload"
+    with pytest.raises(ollama.ResponseError, match="stays") as caught:
+        client.generate("tiny", keep_alive=0)
+    assert caught.value.status_code == 409
+
+
+def test_a_model_is_kept_as_long_as_asked_and_unloaded_on_request(tmp_path: Path) -> None:
+    settings = Settings(
+        models=(tiny("tiny", "llama.gguf", preload=False),), installed=False, prefix_disk=False
+    )
+    with serving_models(settings) as one:
+        client = ollama.Client(one.url)
+        assert client.ps().models == []
+        first = client.chat("tiny", HELLO, options=GREEDY, keep_alive="10m")
+        assert first.load_duration is not None
+        assert first.load_duration > 1_000_000  # nanoseconds
+        (loaded,) = client.ps().models
+        assert loaded.expires_at is not None
+        assert 590 < loaded.expires_at.timestamp() - time.time() <= 601
+        assert client.chat("tiny", HELLO, options=GREEDY).load_duration < first.load_duration  # type: ignore
+        assert client.generate("tiny", keep_alive=0).done_reason == "unload"
+        assert client.ps().models == []
 
 
 @pytest.mark.parametrize(
@@ -224,3 +250,62 @@ def test_keep_alive_is_seconds_or_a_duration(given: Any, seconds: float | None) 
 def test_another_keep_alive_is_refused(given: str) -> None:
     with pytest.raises(RequestError, match="keep_alive"):
         keep_alive_s(given)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A stand-in for the hub, and an empty folder for models."""
+    with serving() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setenv("CHABOK_CACHE", str(tmp_path / "cache"))
+        running.repos["someone/Tiny-GGUF"] = {"Tiny-Q4_K_M.gguf": (FIXTURES / "llama.gguf").read_bytes()}
+        yield running
+
+
+def test_a_model_is_fetched_and_its_progress_told(client: ollama.Client, hub: Hub, tmp_path: Path) -> None:
+    lines = list(client.pull("hf.co/someone/Tiny-GGUF:Q4_K_M", stream=True))
+    assert lines[-1].status == "success"
+    size = (FIXTURES / "llama.gguf").stat().st_size
+    downloads = [line for line in lines if line.status == "Downloading Tiny-Q4_K_M.gguf"]
+    assert (downloads[-1].completed, downloads[-1].total) == (size, size)
+    assert list((tmp_path / "cache").rglob("Tiny-Q4_K_M.gguf"))
+    assert client.pull("hf:someone/Tiny-GGUF:Q4_K_M").status == "success"  # at once: it is here
+
+
+def test_a_model_that_is_not_there_is_the_clients_own_error(client: ollama.Client, hub: Hub) -> None:
+    with pytest.raises(ollama.ResponseError, match="not found"):
+        client.pull("hf:someone/Else-GGUF")
+    with pytest.raises(ollama.ResponseError, match="not found"):
+        list(client.pull("hf:someone/Else-GGUF", stream=True))
+
+
+def test_a_client_that_leaves_ends_its_download_and_lets_the_next_one_begin(
+    running: Running, client: ollama.Client, hub: Hub
+) -> None:
+    hub.repos["someone/Tiny-GGUF"]["Tiny-Q4_K_M.gguf"] += bytes(300_000)
+    hub.stall_after = 50_000
+    body = {"model": "hf:someone/Tiny-GGUF"}
+    with httpx.stream("POST", running.url + "/api/pull", json=body, timeout=60) as response:
+        lines = response.iter_lines()
+        while "Downloading" not in next(lines):
+            pass
+        busy = post(running, "/api/pull", body)
+        assert busy.status_code == 429
+        assert int(busy.headers["retry-after"]) > 0
+    hub.stall_after = None
+    hub.gone.set()
+    until = time.monotonic() + 20
+    while (again := post(running, "/api/pull", {**body, "stream": False})).status_code == 429:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert again.status_code in (200, 502)  # the file has a tail that is no model's
+
+
+def test_a_server_may_fetch_nothing(running: Running, monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
+    monkeypatch.setattr(type(running.roster.settings), "allows_pull", False)
+    refused = post(running, "/api/pull", {"model": "hf:someone/Tiny-GGUF"})
+    assert refused.status_code == 403
+    assert "chabok pull" in refused.json()["error"]
+    assert hub.requests == []

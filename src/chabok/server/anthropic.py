@@ -6,13 +6,14 @@ Form: https://docs.claude.com/en/api/messages and .../messages-streaming
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from starlette.routing import BaseRoute, Route
 
 from chabok.engine.request import SamplingParams
-from chabok.errors import RequestError, UnknownModelError
+from chabok.errors import RequestError
 from chabok.server import anthropic_bodies as bodies
 from chabok.server import generation, thinking
 from chabok.server.accounts import timings_dict
@@ -21,7 +22,6 @@ from chabok.server.bodies import Body
 from chabok.server.call import Call, Endpoint
 from chabok.server.errors import encode, problem_of, shape
 from chabok.server.events import (
-    Answer,
     Ask,
     CallArguments,
     CallStart,
@@ -33,7 +33,7 @@ from chabok.server.events import (
     Usage,
 )
 from chabok.server.fields import check_stops, count, deadline_of, naming, priority_of
-from chabok.server.streaming import server_timing, stream, whole
+from chabok.server.streaming import gather, server_timing, stream
 
 if TYPE_CHECKING:
     from chabok.server.roster import ModelEntry, Served
@@ -76,9 +76,9 @@ async def create(call: Call) -> None:
         if body.stream:
             await stream(call, prepared, MessageWriter(head, shown))
             return
-        (answer,) = await whole(call, prepared)
-        timings = answer.ended.completion.timings
-        await call.json(_message(head, answer, shown), headers={"Server-Timing": server_timing(timings)})
+        steps = Steps(head, shown)
+        message = whole(step for event in await gather(call, prepared) for step in steps.of(event))
+        await call.json(message, headers={"Server-Timing": server_timing(prepared.timings)})
 
 
 async def count_tokens(call: Call) -> None:
@@ -177,64 +177,33 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _message(head: _Head, answer: Answer, shown: bool) -> dict[str, Any]:
-    content: list[dict[str, Any]] = []
-    if answer.reasoning:
-        thoughts = answer.reasoning if shown else ""
-        content.append({"type": "thinking", "thinking": thoughts, "signature": SIGNATURE})
-    # White space around calls is the model's format, not something it says.
-    if answer.text.strip() or (answer.text and not answer.calls):
-        content.append({"type": "text", "text": answer.text})
-    for call in answer.calls:
-        content.append(
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
-        )
-    ended = answer.ended
-    return {
-        **head.message(content, _usage(ended.usage)),
-        **head.stop(ended),
-        "timings": timings_dict(ended.completion.timings, head.load_s),
-    }
+Step: TypeAlias = dict[str, Any]
+"""One event of the stream, with its "type"."""
 
 
-def _input(arguments: str) -> dict[str, Any]:
-    """A call's input. One that was cut off has none, as its stop_reason says why."""
-    try:
-        found = json.loads(arguments)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+class Steps:
+    """Makes the events of Anthropic's stream, each block of content between its start and stop.
 
-
-class MessageWriter:
-    """Writes an answer as Anthropic's stream of events, each block of content between its start and stop."""
-
-    media_type = "text/event-stream; charset=utf-8"
+    shown: whether thoughts are given; else their block stays empty.
+    """
 
     def __init__(self, head: _Head, shown: bool = True) -> None:
         self._head = head
         self._shown = shown
-        self.keep_alive = b": keep-alive\n\n"  # clients know no ping before the start of the message
         self._open = ""  # the kind of the block that is being written
         self._index = -1
         self._called = False
         self._blank = ""  # white space that may turn out to be nothing but the space around a call
-        self._out: list[bytes] = []
+        self._steps: list[Step] = []
 
-    def write(self, events: list[Event]) -> bytes:
-        """The bytes of events."""
-        self._out = []
-        for event in events:
-            self._write(event)
-        return b"".join(self._out)
-
-    def _write(self, event: Event) -> None:
+    def of(self, event: Event) -> list[Step]:
+        """What comes of one event of an answer."""
+        self._steps = []
         match event:
             case Started():
-                self.keep_alive = _event("ping", {})
                 usage = _usage(Usage(event.prompt_tokens, 0, event.cached_tokens))
-                self._send("message_start", message=self._head.message([], usage))
-                self._send("ping")
+                self._add("message_start", message=self._head.message([], usage))
+                self._add("ping")
             case Reasoning():
                 self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
                 if self._shown:
@@ -250,12 +219,15 @@ class MessageWriter:
             case CallArguments():
                 self._delta("input_json_delta", partial_json=event.text)
             case Ended():
-                if not self._called and self._blank:
-                    self._say(self._blank)
-                self._close()
-                timings = timings_dict(event.completion.timings, self._head.load_s)
-                delta = self._head.stop(event)
-                self._send("message_delta", delta=delta, usage=_usage(event.usage), timings=timings)
+                self._end(event)
+        return self._steps
+
+    def _end(self, event: Ended) -> None:
+        if self._blank and not self._called:
+            self._say(self._blank)
+        self._close()
+        timings = timings_dict(event.completion.timings, self._head.load_s)
+        self._add("message_delta", delta=self._head.stop(event), usage=_usage(event.usage), timings=timings)
 
     def _text(self, text: str) -> None:
         if self._open != "text" and not text.strip():
@@ -275,33 +247,85 @@ class MessageWriter:
         self._close()
         self._open = kind
         self._index += 1
-        self._send("content_block_start", index=self._index, content_block=start)
+        self._add("content_block_start", index=self._index, content_block=start)
 
     def _close(self) -> None:
         if self._open == "thinking":
             self._delta("signature_delta", signature=SIGNATURE)
         if self._open:
-            self._send("content_block_stop", index=self._index)
+            self._add("content_block_stop", index=self._index)
         self._open = ""
 
     def _delta(self, kind: str, **fields: str) -> None:
-        self._send("content_block_delta", index=self._index, delta={"type": kind, **fields})
+        self._add("content_block_delta", index=self._index, delta={"type": kind, **fields})
 
-    def _send(self, name: str, **fields: Any) -> None:
-        self._out.append(_event(name, fields))
+    def _add(self, kind: str, **fields: Any) -> None:
+        self._steps.append({"type": kind, **fields})
+
+
+def whole(steps: Iterable[Step]) -> dict[str, Any]:
+    """The message that a stream tells piece by piece."""
+    message: dict[str, Any] = {}
+    content: list[dict[str, Any]] = []
+    pieces: list[str] = []
+    for step in steps:
+        match step["type"]:
+            case "message_start":
+                message = step["message"]
+            case "content_block_start":
+                content.append(dict(step["content_block"]))
+                pieces = []
+            case "content_block_delta":
+                delta = step["delta"]
+                if delta["type"] == "signature_delta":
+                    content[-1]["signature"] = delta["signature"]
+                else:
+                    pieces += (text for name, text in delta.items() if name != "type")
+            case "content_block_stop":
+                _fill(content[-1], "".join(pieces))
+            case "message_delta":
+                message |= {**step["delta"], "usage": step["usage"], "timings": step["timings"]}
+    return {**message, "content": content}
+
+
+def _fill(block: dict[str, Any], text: str) -> None:
+    if block["type"] != "tool_use":
+        block[block["type"]] = text
+        return
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        found = {}  # it was cut off, as stop_reason says
+    block["input"] = found if isinstance(found, dict) else {}
+
+
+class MessageWriter:
+    """Writes an answer as Anthropic's stream of events."""
+
+    media_type = "text/event-stream; charset=utf-8"
+
+    def __init__(self, head: _Head, shown: bool = True) -> None:
+        self._steps = Steps(head, shown)
+        self._request_id = head.request_id
+        self.keep_alive = b": keep-alive\n\n"  # clients know no ping before the start of the message
+
+    def write(self, events: list[Event]) -> bytes:
+        """The bytes of events."""
+        if events:
+            self.keep_alive = _event({"type": "ping"})
+        return b"".join(_event(step) for event in events for step in self._steps.of(event))
 
     def fail(self, error: BaseException) -> bytes:
         """An error in the middle of the stream; clients raise it."""
-        problem = shape(problem_of(error), "anthropic", self._head.request_id)
-        return b"event: error\ndata: " + encode(problem) + b"\n\n"
+        return _event(shape(problem_of(error), "anthropic", self._request_id))
 
     def end(self) -> bytes:
         """The last event."""
-        return _event("message_stop", {})
+        return _event({"type": "message_stop"})
 
 
-def _event(name: str, fields: dict[str, Any]) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), encode({"type": name, **fields}))
+def _event(step: Step) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (step["type"].encode(), encode(step))
 
 
 async def models(call: Call) -> None:
@@ -342,12 +366,7 @@ def _place(names: list[str], name: str, field: str) -> int:
 
 async def model(call: Call) -> None:
     """One model."""
-    name = call.path_params["model"]
-    for entry in call.server.roster.entries():
-        if name == entry.name:
-            await call.json(_model(entry))
-            return
-    raise UnknownModelError(f"there is no model {name!r:.80} here; GET /v1/models lists them")
+    await call.json(_model(await call.server.roster.known(call.path_params["model"])))
 
 
 def _model(entry: ModelEntry) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from chabok.server import ollama_models
 from chabok.server.accounts import timings_dict
 from chabok.server.bodies import Body
 from chabok.server.call import Call, Endpoint
-from chabok.server.errors import encode, problem_of, shape
+from chabok.server.errors import RefusedError, encode, problem_of, shape
 from chabok.server.events import (
     Answer,
     Ask,
@@ -82,7 +82,7 @@ async def _load(call: Call, body: Common, empty: dict[str, Any]) -> None:
     keep_alive = keep_alive_s(body.keep_alive)
     started = perf_counter()
     if keep_alive == 0:
-        await call.server.roster.unload(body.model)
+        await _unload(call, body.model)
         reason = "unload"
     else:
         async with call.model(body.model, keep_alive):
@@ -99,6 +99,17 @@ async def _load(call: Call, body: Common, empty: dict[str, Any]) -> None:
             "load_duration": nanoseconds,
         }
     )
+
+
+async def _unload(call: Call, name: str) -> None:
+    """Unload a model, as soon as nobody uses it. Raises RefusedError for one that is to stay."""
+    roster = call.server.roster
+    if await roster.unload(name):
+        return
+    if (await roster.known(name)).preloaded:
+        raise RefusedError(409, f"{name} is preloaded by the server's settings, and stays", "model_stays")
+    async with roster.use(name, keep_alive=0):
+        pass
 
 
 async def _answer(call: Call, body: Common, served: Served, ask: Ask, *, chat: bool) -> None:

@@ -185,6 +185,7 @@ async def pull(call: Call) -> None:
         raise RefusedError(
             403, "this server fetches no models; its operator can: `chabok pull`", "pull_disabled"
         )
+    call.state.caller.check_model(name)
     fetch = await fetching.Fetch.start(name)
     watch = asyncio.create_task(_left(call, fetch))
     try:
