@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
-from tests.server.conftest import Running
+from tests.models import model_path
+from tests.server.conftest import Running, serving, tiny
+
+from chabok.server.auth import Keys, new_key
+from chabok.server.settings import ModelSettings, Settings
 
 HELLO = [{"role": "user", "content": "Hello"}]
 ASK: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "messages": HELLO}
@@ -210,3 +216,75 @@ def test_models_are_listed_in_pages(client: anthropic.Anthropic) -> None:
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(anthropic.NotFoundError):
         client.models.retrieve("none")
+
+
+WEATHER: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "The weather in a city",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+def test_a_key_is_taken_from_the_header_that_the_client_sends(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    key = new_key("me", file)
+    settings = Settings(
+        models=(tiny("tiny", "llama.gguf"),), installed=False, prefix_disk=False, api_keys=file
+    )
+    with serving(settings, Keys(file)) as one:
+        client = anthropic.Anthropic(base_url=one.url, api_key=key, max_retries=0)
+        assert client.messages.create(**ASK).content
+        stranger = anthropic.Anthropic(base_url=one.url, api_key="ck-none", max_retries=0)
+        with pytest.raises(anthropic.AuthenticationError) as caught:
+            stranger.messages.create(**ASK)
+        assert caught.value.body["error"]["type"] == "authentication_error"  # type: ignore[index, call-overload]
+        with pytest.raises(anthropic.AuthenticationError):
+            stranger.models.list()
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Iterator[anthropic.Anthropic]:
+    model = ModelSettings("qwen", str(model_path("qwen05")), preload=True, sampling={"temperature": 0.0})
+    with serving(Settings(models=(model,), installed=False, prefix_disk=False)) as one:
+        yield anthropic.Anthropic(base_url=one.url, api_key="none", max_retries=0)
+
+
+@pytest.mark.wide
+def test_a_real_model_calls_the_tool_it_is_given_and_reads_the_result(qwen: anthropic.Anthropic) -> None:
+    question = {"role": "user", "content": "What is the weather in Tehran?"}
+    ask: dict[str, Any] = {"model": "qwen", "max_tokens": 80, "tools": [WEATHER]}
+    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
+        whole = qwen.messages.create(**ask, messages=[question], tool_choice=choice)
+        assert whole.stop_reason == "tool_use"
+        (call,) = [block for block in whole.content if block.type == "tool_use"]
+        assert call.name == "get_weather"
+        assert "Tehran" in str(call.input["city"])
+        with qwen.messages.stream(**ask, messages=[question], tool_choice=choice) as stream:
+            kinds = [event.type for event in stream]
+            streamed = stream.get_final_message()
+        assert "input_json" in kinds
+        (same,) = [block for block in streamed.content if block.type == "tool_use"]
+        assert (same.name, same.input) == (call.name, call.input)
+        assert streamed.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "31 degrees, sunny"}
+    turns = [
+        question,
+        {"role": "assistant", "content": whole.content},
+        {"role": "user", "content": [result, {"type": "text", "text": "Say it in one sentence."}]},
+    ]
+    answer = qwen.messages.create(**ask, messages=turns, tool_choice={"type": "none"})
+    assert answer.content[0].type == "text"
+    assert "31" in answer.content[0].text
+
+
+@pytest.mark.wide
+def test_a_real_model_answers_in_the_form_of_a_schema(qwen: anthropic.Anthropic) -> None:
+    from pydantic import BaseModel
+
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    question: Any = [{"role": "user", "content": "Ali is thirty years old. Who is he?"}]
+    parsed = qwen.messages.parse(model="qwen", max_tokens=60, messages=question, output_format=Person)
+    assert parsed.parsed_output == Person(name="Ali", age=30)
