@@ -179,6 +179,10 @@ def test_a_prompt_that_is_too_long_is_refused_and_says_by_how_much(running: Runn
     error = refused(running, "completions", {**TEXT, "prompt": "word " * 4000})
     assert error["code"] == "context_length_exceeded"
     assert "4096" in error["message"]
+    million = [{"role": "user", "content": "word " * 1_000_000}]
+    error = refused(running, "chat/completions", {"model": "tiny", "messages": million})
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == "messages"
 
 
 def test_every_answer_has_the_request_s_id(running: Running) -> None:

@@ -11,6 +11,7 @@ from tests.text.corpus import texts
 from tests.text.vocabularies import CONTROL, NORMAL, USER_DEFINED, byte_level, sentencepiece
 
 from chabok.errors import CheckpointError, RequestError
+from chabok.text import pretokenizers
 from chabok.text.merging import merge
 from chabok.text.tokenizer import Tokenizer
 
@@ -227,3 +228,14 @@ def test_a_token_out_of_range_is_refused() -> None:
         BPE.token_bytes(BPE.vocab_size)
     with pytest.raises(RequestError, match="not in the vocabulary"):
         BPE.decode([-1])
+
+
+@pytest.mark.parametrize("name", sorted(pretokenizers._BY_NAME))
+@settings(max_examples=30, deadline=None)
+@given(text=st.text(st.sampled_from("ab Z\n\r\t .,'s1²中é\u0301/<_A"), min_size=20, max_size=200))
+def test_a_long_text_is_cut_in_pieces_into_the_same_words(name: str, text: str) -> None:
+    cut = pretokenizers.PreTokenizer.named(name)
+    whole = cut.split(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretokenizers, "PIECE_CHARACTERS", 3)
+        assert cut.split(text) == whole

@@ -43,7 +43,7 @@ class CompletionBody(Sampling, kw_only=True):
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
-    suffix: str | None = None
+    suffix: None = None
     response_format: Format | None = None
 
     store: Literal[False] | None = None
@@ -83,8 +83,6 @@ async def complete(call: Call) -> None:
 
 def asks_of(call: Call, body: CompletionBody, served: Served) -> tuple[list[Ask], int]:
     """What a body asks for, one ask a prompt, and how many of each one's answers to keep."""
-    if body.suffix is not None:
-        raise RequestError("suffix is not supported: no model here fills in the middle", "suffix")
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options goes with stream only", "stream_options")
     prompts = prompts_of(body.prompt)

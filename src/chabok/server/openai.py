@@ -50,7 +50,7 @@ MAX_TOP_LOGPROBS = 20
 
 
 class ChatBody(Sampling, kw_only=True):
-    """The body of POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions. Fields that can only be null are not supported."""
 
     messages: list[Message]
     max_tokens: int | None = None
@@ -73,6 +73,14 @@ class ChatBody(Sampling, kw_only=True):
     service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
+
+    audio: None = None
+    function_call: None = None
+    functions: None = None
+    prediction: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    web_search_options: None = None
 
 
 BODY = Body(ChatBody)

@@ -30,6 +30,9 @@ INLINE_CHARACTERS = 2000
 INLINE_S = 0.001
 """... if the last of them took no longer than this."""
 
+CERTAIN_CHARACTERS = 100_000
+"""Prompts up to this size are encoded in any case, to say how many tokens they have."""
+
 _END_TOKENS = 40
 """Tokens of a prompt's end that show whether its template began the reasoning."""
 
@@ -111,6 +114,7 @@ class Prompts:
 
     def _encode(self, ask: Ask) -> Encoded:
         started = perf_counter()
+        self._check_size(ask)
         encoded = Encoded([])
         if ask.messages is not None:
             self._chat(ask, encoded)
@@ -124,6 +128,26 @@ class Prompts:
         encoded.constraint = self._constraint(ask, encoded.reasoning_parser())
         encoded.seconds = perf_counter() - started
         return encoded
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token."""
+        llm = self._llm
+        return max(len(llm.token_bytes(token)) for token in range(llm.engine.model.vocab_size))
+
+    def _check_size(self, ask: Ask) -> None:
+        """Refuse what cannot fit before it is encoded, which would take seconds."""
+        size = len(ask.prompt) if isinstance(ask.prompt, str) else 0
+        for message in ask.messages or ():
+            content = message.get("content")
+            size += len(content) if isinstance(content, str) else 0
+        if size > CERTAIN_CHARACTERS and size // self._longest > self._llm.context:
+            least = size // self._longest
+            raise RequestError(
+                f"the prompt has {size} characters, which is at least {least} tokens, but the "
+                f"context is {self._llm.context} tokens (prompt and answer together); shorten the prompt",
+                "prompt" if ask.messages is None else "messages",
+            )
 
     def _constraint(self, ask: Ask, reasoning: ReasoningParser | None) -> Constraint | None:
         if ask.format is None and ask.tool_choice in ("auto", "none"):

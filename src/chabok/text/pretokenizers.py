@@ -7,6 +7,8 @@ one before has left; what a pattern does not match stays a piece of its own.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tokenizers import Regex
@@ -134,4 +136,27 @@ class PreTokenizer:
 
     def split(self, text: str) -> list[str]:
         """The words of ``text``, which joined are ``text``."""
-        return [word for word, _ in self._native.pre_tokenize_str(text)]
+        cut = self._native.pre_tokenize_str
+        if len(text) <= PIECE_CHARACTERS:
+            return [word for word, _ in cut(text)]
+        return [word for piece in pieces(text) for word, _ in cut(piece)]
+
+
+def pieces(text: str) -> Iterator[str]:
+    """``text`` in pieces that are cut into words as the whole would be.
+
+    Nothing else in the process runs while one is cut, so that long texts would hold everything up.
+    """
+    begin = 0
+    for match in _BREAK.finditer(text):
+        if match.end() - begin > PIECE_CHARACTERS:
+            yield text[begin : match.end()]
+            begin = match.end()
+    yield text[begin:]
+
+
+PIECE_CHARACTERS = 8192
+
+# Every family ends a word between a letter and a blank that another letter follows. Letters, to be safe, are
+# those of ASCII and the common Chinese ones.
+_BREAK = re.compile(r"[A-Za-z\u4e00-\u9fff](?=[ \n][A-Za-z\u4e00-\u9fff])")
