@@ -106,3 +106,70 @@ def test_any_order_of_operations_leaves_every_page_in_one_place(actions: list[tu
         elif action == "clear":
             pool.clear()
         pool.check_integrity([held])
+
+
+def test_the_page_with_the_longest_common_beginning_is_found() -> None:
+    pool, root = PagePool(32), root_key("model")
+    for i, tokens in enumerate(([1] * 64, [1] * 20 + [2] * 44, [3] * 64)):
+        page = pool.take()
+        assert page == i
+        pool.keep(page, key(i), root, tokens)
+    assert pool.ends.longest(root, [1] * 20 + [2] * 5) == (1, 25)
+    assert pool.ends.longest(root, [1] * 63) == (0, 63)
+    assert pool.ends.longest(root, [3, 3, 4, 4, 4]) == (-1, 0)  # too little to copy a page for
+    assert pool.ends.longest(key(0), [1] * 63) == (-1, 0)
+
+
+def test_few_pages_that_are_not_full_are_kept_and_those_that_another_continues_are_not() -> None:
+    pool, root = PagePool(32), root_key("model")
+
+    def end(tokens: list[int], after: bytes = root) -> int:
+        page = pool.take()
+        assert page is not None
+        pool.keep_end(page, after, tokens)
+        pool.release(page)
+        pool.check_integrity()
+        return page
+
+    short = end([1] * 10)
+    longer = end([1] * 30)
+    assert pool.ends.longest(root, [1] * 40) == (longer, 30)
+    assert short not in pool.ends
+    for i in range(10):
+        end([5 + i] * 10, key(i))
+    assert pool.ends.longest(root, [1] * 40) == (
+        -1,
+        0,
+    )  # an eighth of the pages at most
+    assert pool.available == 32
+    pool.clear()
+    pool.check_integrity()
+    assert pool.ends.longest(key(9), [14] * 10) == (-1, 0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["take", "keep", "end", "hold", "clear"]), st.integers(0, 5))))
+def test_parts_of_pages_are_found_only_where_they_are(actions: list[tuple[str, int]]) -> None:
+    pool, root = PagePool(16), root_key("model")
+    held: list[int] = []
+    contents: dict[int, list[int]] = {}
+    for action, i in actions:
+        tokens = [i] * 5 + [7] * (5 + i)
+        if action == "take" and (page := pool.take()) is not None:
+            held.append(page)
+            contents[page] = []
+        elif action in ("keep", "end") and held:
+            page = held.pop()
+            if action == "keep" and pool._key_of[page] is None:
+                pool.keep(page, key(i), root, tokens)
+            elif action == "end":
+                pool.keep_end(page, root, tokens)
+            contents[page] = tokens
+            pool.release(page)
+        elif action == "hold" and (found := pool.find(key(i))) is not None and pool.is_idle(found):
+            pool.hold(found)
+            pool.release(found)
+        elif action == "clear":
+            pool.clear()
+        page, n = pool.ends.longest(root, tokens)
+        assert n == 0 or contents[page][:n] == tokens[:n]
+        pool.check_integrity([held])
