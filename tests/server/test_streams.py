@@ -74,15 +74,18 @@ def test_what_fails_in_the_middle_is_told_in_the_stream(
     choose = Engine._choose
 
     def failing(self: Engine, sequence: Any, *arguments: Any) -> float:
-        if len(sequence.tokens) == sequence.n_prompt + 3:
+        if len(sequence.tokens) == sequence.n_prompt + 500:
             raise RuntimeError("a bolt fell out")
         return choose(self, sequence, *arguments)
 
     monkeypatch.setattr(Engine, "_choose", failing)
     for path, body in (
         ("completions", {**LONG, "stream": True}),
-        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "stream": True}),
-        ("responses", {"input": "x", "stream": True}),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "x"}], "stream": True, "ignore_eos": True},
+        ),
+        ("responses", {"input": "x", "stream": True, "ignore_eos": True}),
     ):
         with httpx.stream("POST", f"{running.v1}/{path}", json=body) as answer:
             assert answer.status_code == 200
