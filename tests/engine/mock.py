@@ -109,7 +109,9 @@ class ByteTokenizer:
     eos_ids = frozenset({EOS})
     add_bos = False
 
-    def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
+    def encode(
+        self, text: str, *, special: bool = False, add_bos: bool | None = None, limit: int | None = None
+    ) -> list[int]:
         return list(text.encode())
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:

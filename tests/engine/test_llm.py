@@ -219,7 +219,7 @@ def test_cancelling_a_task_ends_its_request() -> None:
 def test_async_errors_reach_the_caller() -> None:
     async def run() -> None:
         async with AsyncLLM.of(mock_llm(row_s=0.002)) as llm:
-            with pytest.raises(RequestError, match="the prompt has 600 tokens"):
+            with pytest.raises(RequestError, match="the prompt has more than 512 tokens"):
                 await llm.generate(["ok", "x" * 600], SHORT)
             async with await llm.stream("x", SamplingParams(max_tokens=400)) as stream:
                 assert (await anext(stream)).text is not None

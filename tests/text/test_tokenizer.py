@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from tests.text.corpus import texts
 from tests.text.vocabularies import CONTROL, NORMAL, USER_DEFINED, byte_level, sentencepiece
 
 from chabok.errors import CheckpointError, RequestError
-from chabok.text import pretokenizers
+from chabok.text import bpe, pretokenizers, spm
 from chabok.text.merging import merge
 from chabok.text.tokenizer import Tokenizer
 
@@ -238,4 +239,26 @@ def test_a_long_text_is_cut_in_pieces_into_the_same_words(name: str, text: str) 
     whole = cut.split(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretokenizers, "PIECE_CHARACTERS", 3)
-        assert cut.split(text) == whole
+        assert [word for piece in pretokenizers.pieces(text) for word in cut.split(piece)] == whole
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, SPM], ids=["bpe", "spm"])
+@pytest.mark.parametrize("unit", ["word and another\n", "x", "0123456789", "  ", "中文字符"])
+def test_a_text_that_is_far_too_long_is_given_up_early(tokenizer: Tokenizer, unit: str) -> None:
+    text = unit * (2_000_000 // len(unit))
+    start = time.perf_counter()
+    found = tokenizer.encode(text, limit=500)
+    assert time.perf_counter() - start < 1.5
+    assert len(found) > 500
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.sampled_from("ab Z\n.,1²中é"), max_size=120), st.integers(0, 150))
+def test_a_limit_changes_nothing_for_texts_within_it(text: str, limit: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (pretokenizers, bpe, spm):
+            patch.setattr(module, "PIECE_CHARACTERS", 3)
+        for tokenizer in (BPE, SPM):
+            whole = tokenizer.encode(text)
+            found = tokenizer.encode(text, limit=limit)
+            assert found == whole if len(whole) <= limit else len(found) > limit

@@ -161,15 +161,27 @@ class LLM:
 
     # Text and tokens.
 
-    def tokenize(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
+    def tokenize(
+        self, text: str, *, special: bool = False, add_bos: bool | None = None, limit: int | None = None
+    ) -> list[int]:
         """Token ids of a text.
 
         special: text that looks like a special token (<|im_end|>) becomes one. add_bos: begin with the token
-        that begins a text; by default if the model wants it.
+        that begins a text; by default if the model wants it. limit: raise RequestError, soon, if there are
+        more tokens.
         """
         if not isinstance(text, str):
             raise RequestError(f"a text must be a string, not {type(text).__name__}")
-        return self._loaded.tokenizer.encode(text, special=special, add_bos=add_bos)
+        tokens = self._loaded.tokenizer.encode(text, special=special, add_bos=add_bos, limit=limit)
+        return self._within(tokens, limit)
+
+    def _within(self, tokens: list[int], limit: int | None) -> list[int]:
+        if limit is not None and len(tokens) > limit:
+            raise RequestError(
+                f"the prompt has more than {limit} tokens, but the context is {self.context} tokens "
+                "(prompt and answer together); shorten the prompt or open the model with a larger context"
+            )
+        return tokens
 
     def detokenize(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids."""
@@ -183,11 +195,14 @@ class LLM:
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        token_limit: int | None = None,
         **variables: Any,
     ) -> list[int]:
         """Token ids of a conversation in the model's own format, up to where its answer begins.
 
-        variables: further names its template knows, such as enable_thinking.
+        token_limit: see the limit of ``tokenize``. variables: further names its template knows, such as
+        enable_thinking.
         """
         if isinstance(messages, str) or not (
             isinstance(messages, Sequence) and all(isinstance(message, Mapping) for message in messages)
@@ -197,9 +212,10 @@ class LLM:
                 "to continue a plain text, use generate()"
             )
         try:
-            return self._loaded.template.encode(messages, tools=tools, **variables)
+            tokens = self._loaded.template.encode(messages, tools=tools, token_limit=token_limit, **variables)
         except RecursionError:
             raise RequestError("the messages are nested too deep") from None
+        return self._within(tokens, token_limit)
 
     # Generation.
 
@@ -341,7 +357,10 @@ class LLM:
     ) -> Request:
         """What the engine is asked in order to continue a prompt."""
         arrived = perf_counter()
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else _ids(prompt)
+        if isinstance(prompt, str):
+            tokens = self.tokenize(prompt, limit=self.context)
+        else:
+            tokens = _ids(prompt)
         took = perf_counter() - arrived
         return Request(tokens, params or GREEDY, arrived=arrived, tokenize_s=took, constraint=constraint)
 
@@ -355,7 +374,7 @@ class LLM:
     ) -> Request:
         """What the engine is asked in order to answer a conversation."""
         arrived = perf_counter()
-        tokens = self.tokenize_chat(messages, tools)
+        tokens = self.tokenize_chat(messages, tools, token_limit=self.context)
         took = perf_counter() - arrived
         return Request(tokens, params or GREEDY, arrived=arrived, tokenize_s=took, constraint=constraint)
 

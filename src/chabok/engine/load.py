@@ -34,8 +34,10 @@ DEFAULT_CONTEXTS = 4
 class TextSide(Tokenizer, Protocol):
     """What callers need of a tokenizer beside what the engine needs."""
 
-    def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
-        """Token ids of a text."""
+    def encode(
+        self, text: str, *, special: bool = False, add_bos: bool | None = None, limit: int | None = None
+    ) -> list[int]:
+        """Token ids of a text; of one that has more than ``limit``, any list that is longer will do."""
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of token ids."""
@@ -52,9 +54,10 @@ class Template(Protocol):
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        token_limit: int | None = None,
         **variables: Any,
     ) -> list[int]:
-        """Token ids of a conversation up to where the answer begins."""
+        """Token ids of a conversation up to where the answer begins; token_limit: see ``TextSide``."""
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class Prompts:
         if ask.messages is not None:
             self._chat(ask, encoded)
         elif isinstance(ask.prompt, str):
-            encoded.tokens = self._llm.tokenize(ask.prompt)
+            encoded.tokens = self._llm.tokenize(ask.prompt, limit=self._llm.context)
             encoded.text = ask.prompt
         else:
             encoded.tokens = ask.prompt or []
@@ -189,7 +189,9 @@ class Prompts:
             if ask.tools and ask.tool_choice != "none" and ask.format is None:
                 encoded.format, encoded.tools = self.tool_format, tuple(ask.tools)
                 encoded.visible = self.tool_format.visible
-        encoded.tokens = self._llm.tokenize_chat(messages, tools, **ask.template_variables)
+        encoded.tokens = self._llm.tokenize_chat(
+            messages, tools, token_limit=self._llm.context, **ask.template_variables
+        )
         if ask.reasoning:
             encoded.template = cast("ChatTemplate", self._llm.template)
             encoded.end = self._llm.detokenize(encoded.tokens[-_END_TOKENS:], skip_special=False)

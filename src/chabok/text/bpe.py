@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chabok.text.merging import merge
-from chabok.text.pretokenizers import PreTokenizer
+from chabok.text.pretokenizers import LIKENESS, PIECE_CHARACTERS, PreTokenizer, pieces, rough_pieces
 from chabok.text.vocabulary import TokenType, Vocabulary, byte_strings
 
 _CACHED_WORDS = 1 << 15
@@ -42,8 +42,25 @@ class ByteLevelBPE:
         self._whole_words = pre.whole_words
         self._words: dict[str, list[int]] = {}
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text that holds no special token."""
+    def encode(self, text: str, limit: int | None = None) -> list[int]:
+        """The tokens of a text that holds no special token; see ``Tokenizer.encode`` for the limit."""
+        if limit is None:
+            return [token for piece in pieces(text) for token in self._encode_piece(piece)]
+        ids: list[int] = []
+        for piece in pieces(text):
+            if len(piece) > 4 * PIECE_CHARACTERS:
+                # No break far and wide: see roughly whether it fits before it is cut into words in one go.
+                rough: list[int] = []
+                for n, part in enumerate(rough_pieces(piece), 1):
+                    rough += self._encode_piece(part)
+                    if len(ids) + len(rough) > limit + LIKENESS * n:
+                        return ids + rough
+            ids += self._encode_piece(piece)
+            if len(ids) > limit:
+                break
+        return ids
+
+    def _encode_piece(self, text: str) -> list[int]:
         ids: list[int] = []
         words = self._words
         for word in self._split(text):

@@ -116,6 +116,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        token_limit: int | None = None,
         **variables: Any,
     ) -> list[int]:
         """The prompt as tokens: the template's special tokens are tokens, those in messages are only text.
@@ -128,6 +129,8 @@ class ChatTemplate:
         Its limits: a template may decide by those very characters (``'<|x|>' in message.content``), and so
         come out otherwise than with the real text. Then, if the real rendering holds no other control tokens
         than the guarded one, the real one is used; else the guarded one, which is always safe.
+
+        ``token_limit``: see the limit of ``Tokenizer.encode``.
         """
         given = self._given(messages, tools, documents, variables)
         now = datetime.datetime.now()  # one time for both renderings
@@ -142,7 +145,7 @@ class ChatTemplate:
             own = [fragment for fragment in guarded if isinstance(fragment, int)]
             if restore(guarded_text, stand_ins) == plain or own != self._control_in(plain):
                 fragments = [restore(item, stand_ins) if isinstance(item, str) else item for item in guarded]
-        ids = self._tokenizer.encode_fragments(fragments, add_bos=False)
+        ids = self._tokenizer.encode_fragments(fragments, add_bos=False, limit=token_limit)
         bos = self._tokenizer.bos_id
         return [bos, *ids] if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos] else ids
 

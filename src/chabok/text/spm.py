@@ -11,6 +11,7 @@ import numpy as np
 
 from chabok.errors import CheckpointError
 from chabok.text.merging import merge
+from chabok.text.pretokenizers import LIKENESS, PIECE_CHARACTERS, rough_pieces
 from chabok.text.vocabulary import TokenType, Vocabulary, flag, numbers
 
 _CACHED_CHUNKS = 1 << 15
@@ -48,11 +49,24 @@ class SentencePiece:
         """Whether text after a special token, or at the start, gets a space in front."""
         return self._prefix_space
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text that holds no special token; the space prefix is the caller's."""
+    def encode(self, text: str, limit: int | None = None) -> list[int]:
+        """The tokens of a text that holds no special token; the space prefix is the caller's.
+
+        See ``Tokenizer.encode`` for the limit.
+        """
         ids: list[int] = []
         chunks = self._chunks
-        for chunk in self._chunk.findall(text.replace(" ", _SPACE)):
+        for match in self._chunk.finditer(text.replace(" ", _SPACE)):
+            if limit is not None and len(ids) > limit:
+                break
+            chunk = match[0]
+            if limit is not None and len(chunk) > 4 * PIECE_CHARACTERS:
+                # No break far and wide: see roughly whether it fits before all of it is merged.
+                rough: list[int] = []
+                for n, part in enumerate(rough_pieces(chunk), 1):
+                    rough += self._encode_chunk(part)
+                    if len(ids) + len(rough) > limit + LIKENESS * n:
+                        return ids + rough
             found = chunks.get(chunk)
             if found is None:
                 found = self._encode_chunk(chunk)

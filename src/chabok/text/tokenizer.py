@@ -61,7 +61,13 @@ class Tokenizer:
         return cls(Vocabulary(metadata), metadata)
 
     def encode(
-        self, text: str, *, special: bool = False, add_bos: bool | None = None, continuation: bool = False
+        self,
+        text: str,
+        *,
+        special: bool = False,
+        add_bos: bool | None = None,
+        continuation: bool = False,
+        limit: int | None = None,
     ) -> list[int]:
         """The tokens of ``text``.
 
@@ -69,11 +75,12 @@ class Tokenizer:
         only text. Tokens that the model's author defined as plain additions are matched either way.
         ``add_bos``: begin with ``bos_id`` (default: when the model wants it). ``continuation``: the text
         follows other text, so nothing is put before it. A lone surrogate, which no UTF-8 text can hold,
-        becomes U+FFFD.
+        becomes U+FFFD. ``limit``: stop soon after so many tokens; of a longer text, only that it is longer
+        can be told from what is returned.
         """
         fragments = self.split_special(text) if special else [text]
         return self.encode_fragments(
-            fragments, add_bos=False if continuation else add_bos, continuation=continuation
+            fragments, add_bos=False if continuation else add_bos, continuation=continuation, limit=limit
         )
 
     def split_special(self, text: str) -> list[int | str]:
@@ -85,9 +92,17 @@ class Tokenizer:
         return self._control.split(text)
 
     def encode_fragments(
-        self, fragments: Iterable[int | str], *, add_bos: bool | None = None, continuation: bool = False
+        self,
+        fragments: Iterable[int | str],
+        *,
+        add_bos: bool | None = None,
+        continuation: bool = False,
+        limit: int | None = None,
     ) -> list[int]:
-        """The tokens of fragments that are token ids already or text, in which nothing is a control token."""
+        """The tokens of fragments that are token ids already or text, in which nothing is a control token.
+
+        ``limit``: see ``encode``.
+        """
         ids: list[int] = []
         if add_bos if add_bos is not None else self.add_bos:
             if self.bos_id is None:
@@ -104,8 +119,11 @@ class Tokenizer:
                 elif piece:
                     # SentencePiece puts a space in front of a text, llama.cpp in front of each that follows
                     # a token.
-                    ids += self._model.encode(" " + piece if self._prefix_space and after_special else piece)
+                    text = " " + piece if self._prefix_space and after_special else piece
+                    ids += self._model.encode(text, None if limit is None else limit - len(ids))
                     after_special = False
+                if limit is not None and len(ids) > limit:
+                    return ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True, *, continuation: bool = False) -> str:
