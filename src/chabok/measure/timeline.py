@@ -14,6 +14,9 @@ from chabok.measure.failures import MeasureError
 SCHEMA = "chabok.timelines/1"
 """First line of a timelines file; the number changes when old readers would misread new files."""
 
+OTHER_LINES = (b'{"load"', b'{"known"')
+"""How lines of a run begin that are no timelines; see ``chabok.measure.run``."""
+
 Kind = Literal["role", "reasoning", "content", "tool", "usage", "error"]
 
 
@@ -177,6 +180,8 @@ def read_timelines(path: str | os.PathLike[str]) -> Iterator[Timeline]:
         for number, line in enumerate(file, 2):
             if not line.endswith(b"\n"):
                 return
+            if line.startswith(OTHER_LINES):
+                continue
             try:
                 yield decode(line)
             except MeasureError as error:
