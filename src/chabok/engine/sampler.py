@@ -131,35 +131,46 @@ class Sampler:
             ids, best = logits.top(row, params.logprobs) if params.logprobs else ((), ())
             top = tuple((int(i), float(v) - total) for i, v in zip(ids, best, strict=True))
         if params.logprobs is not None or (mask is not None and self._edits is not None):
-            raw = logits.values[row] if self._edits is None else logits.values[row].copy()
+            raw = logits.values[row]
+            if self._edits is not None or mask is not None:
+                raw = raw.copy()  # it is about to change
         if self._edits is not None:
             self._edits.apply(logits.values[row], self._chosen)
             logits.changed(row)
         if mask is not None:
-            token = self._choose_allowed(logits.values[row], mask, raw)
-        elif params.temperature == 0:
-            token = logits.argmax(row)
+            token = self._choose_allowed(logits, row, mask, raw)
         else:
-            token = pick(logits, row, params, self._uniforms.at(self._chosen))
+            token = self._pick(logits, row)
         self.skip(token)
         if raw is None or params.logprobs is None:
             return Choice(token)
         return Choice(token, float(raw[token]) - total, top)
 
     def _choose_allowed(
-        self, values: NDArray[np.float32], mask: NDArray[np.uint32], raw: NDArray[np.float32] | None
+        self, logits: Logits, row: int, mask: NDArray[np.uint32], raw: NDArray[np.float32] | None
     ) -> int:
         """Choose among the tokens of a mask. raw: the values before they were edited, if they were."""
-        ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=len(values), bitorder="little"))
+        values = logits.values[row]
+        bits = np.unpackbits(mask.view(np.uint8), count=len(values), bitorder="little")
         if self._shunned:
-            others = ids[np.isin(ids, self._shunned, invert=True)]
-            ids = others if len(others) else ids
+            kept = bits[self._shunned]
+            bits[self._shunned] = 0
+            if not bits.any():
+                bits[self._shunned] = kept
+        if 2 * np.count_nonzero(bits) > len(bits):
+            logits.exclude(row, np.flatnonzero(bits == 0))
+            if logits.values[row, logits.argmax(row)] > -np.inf:
+                return self._pick(logits, row)
+        ids = np.flatnonzero(bits)
         left = values[ids]
         if left.max() == -np.inf and raw is not None:
             left = raw[ids]  # what the mask allows is ruled out by a bias or min_tokens: the mask is stronger
+        return int(ids[self._pick(Logits(left[None]), 0)])
+
+    def _pick(self, logits: Logits, row: int) -> int:
         if self.params.temperature == 0:
-            return int(ids[left.argmax()])
-        return int(ids[pick(Logits(left[None]), 0, self.params, self._uniforms.at(self._chosen))])
+            return logits.argmax(row)
+        return pick(logits, row, self.params, self._uniforms.at(self._chosen))
 
 
 def _allows(mask: NDArray[np.uint32], token: int) -> bool:

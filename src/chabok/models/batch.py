@@ -59,6 +59,7 @@ class Logits:
         self._run_sums = run_sums
         self._best = best
         self._stale: set[int] = set()
+        self._sums: dict[int, float] = {}  # log_sum_exp of rows in which tokens were ruled out
 
     def __len__(self) -> int:
         return len(self.values)
@@ -66,6 +67,30 @@ class Logits:
     def changed(self, row: int) -> None:
         """Forget what was pre-computed for a row whose values were edited."""
         self._stale.add(row)
+        self._sums.pop(row, None)
+
+    def exclude(self, row: int, ids: NDArray[np.intp]) -> None:
+        """Rule tokens out of a row, int[n] in order: their logits become -inf. Costs little if they are few,
+        as what was pre-computed is brought up to date."""
+        if not len(ids):
+            return
+        values = self.values[row]
+        if row not in self._stale and self._run_sums is not None:
+            total = self.log_sum_exp(row)
+            gone = float(np.exp(values[ids].astype(np.float64) - total).sum())
+            if gone < 0.9:  # else too little is left for a difference to be exact
+                self._sums[row] = total + math.log1p(-gone)
+        values[ids] = -np.inf
+        if row in self._sums and self._block_max is not None:
+            blocks = ids // BLOCK
+            blocks = blocks[np.concatenate(([True], blocks[1:] != blocks[:-1]))]
+            if len(values) % BLOCK and blocks[-1] == len(values) // BLOCK:
+                self._block_max[row, blocks[-1]] = values[blocks[-1] * BLOCK :].max()
+                blocks = blocks[:-1]
+            whole = len(values) // BLOCK * BLOCK
+            self._block_max[row, blocks] = values[:whole].reshape(-1, BLOCK)[blocks].max(axis=1)
+        else:
+            self.changed(row)
 
     def _maxima(self, row: int) -> NDArray[np.float32]:
         if self._block_max is not None and row not in self._stale:
@@ -75,7 +100,7 @@ class Logits:
 
     def argmax(self, row: int) -> int:
         """The best token of a row, the lowest id among equals."""
-        if self._best is not None and row not in self._stale:
+        if self._best is not None and row not in self._stale and row not in self._sums:
             return int(self._best[row])
         block = int(self._maxima(row).argmax())
         start = block * BLOCK
@@ -83,6 +108,8 @@ class Logits:
 
     def log_sum_exp(self, row: int) -> float:
         """Logarithm of the row's sum of exponentials: log p(token) is its logit less this."""
+        if row in self._sums and row not in self._stale:
+            return self._sums[row]
         if self._run_sums is not None and row not in self._stale:
             peaks, sums = self._run_sums[row].T
             top = float(peaks.max())

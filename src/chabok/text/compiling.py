@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from chabok.errors import RequestError
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 _STACK = 256 << 20
 """Address space for the stack: llguidance follows references recursively, and an overflow would end
 the process. Sources are short enough (see grammar.py) that this is more than any of them takes."""
+
+MOST_MULTIPLES = 20_000
+"""Largest sum of the ``multipleOf`` in a schema, each without its decimal point."""
 
 _at_once = threading.BoundedSemaphore(2)
 _starting = threading.Lock()
@@ -71,6 +76,59 @@ def compile_bounded(vocabulary: LLTokenizer, source: str, field: str, given: obj
     if result.is_error():
         raise RequestError(explain(result.get_error(), given), field)
     return result
+
+
+def check_multiples(schema: object, field: str) -> None:
+    """Raise RequestError if the ``multipleOf`` in a schema are too large: each becomes an automaton with as
+    many states as its value, which llguidance does not limit."""
+    values: list[Decimal] = []
+    joined = False  # some may hold for one number together
+    pending = [schema]
+    while pending:
+        here = pending.pop()
+        if isinstance(here, Mapping):
+            joined = joined or any(key in here for key in ("allOf", "anyOf", "oneOf", "$ref"))
+            pending += here.values()
+            value = here.get("multipleOf")
+            if isinstance(value, int | float) and 0 < value < math.inf:
+                values.append(Decimal(str(value)).normalize())
+        elif isinstance(here, list | tuple):
+            pending += here
+    work = sum(_states(value, 0) for value in values)
+    if joined and work <= MOST_MULTIPLES:
+        scale = max((_scale(value) for value in values), default=0)
+        work = max(work, math.lcm(*(_states(value, scale) for value in set(values))))
+    if work > MOST_MULTIPLES:
+        where = _place(schema, "multipleOf")
+        raise RequestError(
+            f"the JSON schema has multipleOf {max(values)} (at {where}), and all of them together come to "
+            f"{work:g}; at most {MOST_MULTIPLES} can be enforced, leave it out and check it afterwards",
+            field,
+        )
+
+
+def _scale(value: Decimal) -> int:
+    """Digits after the point."""
+    return max(0, -int(value.as_tuple().exponent))
+
+
+def _states(value: Decimal, scale: int) -> int:
+    """A number without its point: as many states does an automaton for its multiples have."""
+    scale = max(scale, _scale(value))
+    # A power of ten beyond any limit need not be written out.
+    return int(value.scaleb(scale)) if value.adjusted() + scale < 20 else 10**20
+
+
+def schemas_in(source: str, field: str) -> Iterator[object]:
+    """The JSON schemas within a Lark grammar."""
+    for match in re.finditer(r"%json\s*(?=\{)", source):
+        try:
+            yield json.JSONDecoder().raw_decode(source, match.end())[0]
+        except (ValueError, RecursionError):
+            line = source.count("\n", 0, match.start()) + 1
+            raise RequestError(
+                f"the JSON after %json in line {line} of the grammar is not valid", field
+            ) from None
 
 
 _TOO_MUCH = (

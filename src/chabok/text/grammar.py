@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chabok.errors import RequestError
-from chabok.text.compiling import compile_bounded, explain
-from chabok.text.tools import ToolFormat, name_of, parameters_of
+from chabok.text.compiling import check_multiples, compile_bounded, explain, schemas_in
+from chabok.text.tools import ToolFormat, is_strict, name_of, parameters_of
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -192,6 +192,8 @@ class Grammars:
     ) -> Grammar:
         """Text of a context-free grammar in Lark's syntax."""
         _check_size(source, MAX_LARK, "the grammar", field)
+        for schema in schemas_in(source, field):
+            check_multiples(schema, field)
         return self._compile({"lark_grammar": source}, reasoning, field, source)
 
     def tool_calls(
@@ -204,16 +206,18 @@ class Grammars:
         reasoning: ReasoningParser | None = None,
         field: str = "tools",
     ) -> Grammar:
-        """One or more calls in a family's own format, with arguments that are valid under their schemas.
+        """Calls in a family's own format, with arguments that are valid under their schemas.
 
-        choice: "required" for any of the tools, or the name of one. parallel: several calls may be made.
+        choice: "required" for one or more of any of the tools, the name of one, or "auto" for text in which
+        calls may come; then only tools with ``strict`` are held to their schemas. parallel: several calls may
+        be made.
         """
-        chosen = [tool for tool in tools if choice in ("required", name_of(tool))]
+        chosen = [tool for tool in tools if choice in ("required", "auto", name_of(tool))]
         if not chosen:
             raise RequestError(f"there is no tool {choice!r:.80} to call", "tool_choice")
         for tool in chosen:
             _dumped(parameters_of(tool), f"{field}: parameters of {name_of(tool)}")
-        source = calls_lark(format, chosen, parallel)
+        source = calls_lark(format, chosen, parallel, free=choice == "auto")
         _check_size(source, MAX_SCHEMA, "the tools", field)
         return self._compile({"lark_grammar": source}, reasoning, field, [dict(tool) for tool in chosen])
 
@@ -260,29 +264,50 @@ class Grammars:
         )
 
 
-def calls_lark(format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool) -> str:
-    """Lark source of calls as a family writes them."""
+def calls_lark(
+    format: ToolFormat, tools: Sequence[Mapping[str, Any]], parallel: bool, *, free: bool = False
+) -> str:
+    """Lark source of calls as a family writes them; free: text in which they may come."""
+    if free and not format.begin:
+        raise RequestError(
+            "nothing marks the beginning of a call in this model's format, so strict tools can only be held "
+            'to their schemas where a call is required: set tool_choice to "required" or leave out strict',
+            "tools",
+        )
     control = dict(format.tokens)
     lines: list[str] = []
     for at, tool in enumerate(tools):
         name = name_of(tool)
-        schema = json.dumps({**parameters_of(tool), "x-guidance": _JSON})
+        schema = parameters_of(tool) if not free or is_strict(tool) else {"type": "object"}
+        if "properties" in schema:
+            schema = {"additionalProperties": False, **schema}  # no arguments that nobody described
         if format.bare:
             lines.append(f"call{at}: {literal(name + '[ARGS]', control)} args{at}")
         else:
             head = f'{{"name": {json.dumps(name)}, "{format.arguments_key}": '
             lines.append(f'call{at}: {literal(head, control)} args{at} "}}"')
-        lines.append(f"args{at}: %json {schema}")
+        lines.append(f"args{at}: %json {json.dumps({**schema, 'x-guidance': _JSON})}")
     one = "(" + " | ".join(f"call{at}" for at in range(len(tools))) + ")"
-    begin, end = literal(format.begin, control), literal(format.end, control)
+    calls, separator = f"{one} {literal(format.end, control)}", literal(format.separator, control)
     if format.array:
         more = f'(", " {one})*' if parallel else ""
-        lines.insert(0, f'start: {begin} "[" {one} {more} "]"')
-    else:
-        lines.insert(0, f"call: {begin} {one} {end}")
-        more = f"({literal(format.separator, control)} call)*" if parallel else ""
-        lines.insert(0, f"start: call {more}")
-    return "\n".join(lines) + "\n"
+        calls, separator = f'"[" {one} {more} "]"', ""
+        parallel = False  # they are all in the one array
+    lines.insert(0, f"calls: {calls}")
+    begin = literal(format.begin, control)
+    if not free:
+        more = f"({separator} {begin} calls)*" if parallel else ""
+        return "\n".join([f"start: {begin} calls {more}", *lines]) + "\n"
+    marker, rest = first_marker(format.begin, control)
+    begins = f"begin: TEXT {marker}" if marker.startswith("<") else f"begin[lazy]: TEXT {marker}"
+    start = "start: (begin rest calls)* TEXT" if parallel else "start: TEXT | begin rest calls"
+    return "\n".join([start, begins, f"rest: {rest}", "TEXT: /(.|\\n)*/", *lines]) + "\n"
+
+
+def first_marker(begin: str, control: Mapping[str, int]) -> tuple[str, str]:
+    """What begins a call, as two pieces of Lark: the marker proper and what follows it."""
+    marker = next((token for token in control if begin.startswith(token)), begin.rstrip())
+    return literal(marker, control), literal(begin[len(marker) :], control) or '""'
 
 
 def literal(text: str, control: Mapping[str, int]) -> str:
@@ -310,6 +335,7 @@ def _dumped(schema: Mapping[str, Any], field: str) -> str:
     except (TypeError, ValueError) as error:
         raise RequestError(f"the JSON schema is no JSON: {error}", field) from None
     _check_size(text, MAX_SCHEMA, "the JSON schema", field)
+    check_multiples(schema, field)
     return text
 
 

@@ -75,11 +75,12 @@ class ToolFormat:
         native = re.search(r"\btools\b", source) is not None
         if native and "[TOOL_CALLS]" in source:
             name_first = "[ARGS]" in source
+            space = " " if "[TOOL_CALLS] [" in source else ""  # as its tokenizer's version has it
             control = _control(tokenizer, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
             return cls(
                 name="mistral",
                 native=True,
-                begin="[TOOL_CALLS]",
+                begin="[TOOL_CALLS]" + space,
                 end="",
                 separator="",
                 tokens=control,
@@ -121,6 +122,8 @@ class ToolFormat:
         found = [dict(message) for message in messages]
         if self.name == "mistral":
             return _with_short_ids(found), told or None
+        if self.name == "llama3":
+            return _one_call_each(found), told or None
         if self.native:
             return found, told or None
         return self._explained(found, told), None
@@ -128,37 +131,44 @@ class ToolFormat:
     def _explained(self, messages: list[Message], tools: list[Tool]) -> list[Message]:
         """Messages in which calls, results and the description of tools are plain text."""
         found: list[Message] = []
+        told_of_result = False  # the last turn is the result of a call
         for message in messages:
             if message.get("role") == "tool":
                 text = f"<tool_response>\n{_text(message.get('content'))}\n</tool_response>"
-                if found and found[-1].get("role") == "user" and found[-1].get("of_tools"):
-                    found[-1]["content"] += "\n" + text
+                if found and found[-1].get("role") == "user":
+                    found[-1] = {**found[-1], "content": f"{_text(found[-1]['content'])}\n{text}"}
                 else:
-                    found.append({"role": "user", "content": text, "of_tools": True})
+                    found.append({"role": "user", "content": text})
+                told_of_result = True
+            elif message.get("role") == "user" and told_of_result:
+                # Many of these templates want turns to alternate.
+                text = f"{found[-1]['content']}\n\n{_text(message.get('content'))}"
+                found[-1] = {**message, "content": text}
+                told_of_result = False
             elif message.get("tool_calls"):
                 calls = [self.write(call) for call in message["tool_calls"]]
                 said = _text(message.get("content"))
                 content = "\n".join([said, *calls] if said else calls)
                 kept = {key: value for key, value in message.items() if key != "tool_calls"}
                 found.append({**kept, "content": content})
+                told_of_result = False
             else:
                 found.append(message)
-        for message in found:
-            message.pop("of_tools", None)
-        if tools:
-            listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-            return self._told(found, _PREAMBLE.format(tools=listed))
-        return found
+                told_of_result = False
+        if not tools:
+            return self._told(found, "")
+        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        return self._told(found, _PREAMBLE.format(tools=listed))
 
     def _told(self, messages: list[Message], text: str) -> list[Message]:
         """Messages with a system text, in the first user's turn where the template takes no system."""
-        role = "system" if self.system_role else "user"
+        joined = text
         if messages and messages[0].get("role") in ("system", "developer"):
             joined = f"{_text(messages[0].get('content'))}\n\n{text}".strip()
             messages = messages[1:]
-        else:
-            joined = text
-        if role == "system":
+        if not joined:
+            return messages
+        if self.system_role:
             return [{"role": "system", "content": joined}, *messages]
         for at, message in enumerate(messages):
             if message.get("role") == "user":
@@ -191,15 +201,20 @@ def name_of(tool: Tool) -> str:
 
 
 def parameters_of(tool: Tool) -> Mapping[str, Any]:
-    """The JSON schema of a tool's arguments; any object where it has none."""
+    """The JSON schema of a tool's arguments; that of no arguments where it has none."""
     found = _function(tool).get("parameters")
     if found is None or found == {}:
-        return {"type": "object"}
+        return {"type": "object", "properties": {}}
     if not isinstance(found, Mapping):
         raise RequestError(
             f"the parameters of tool {name_of(tool)!r} must be a JSON schema, an object", "tools"
         )
     return found if "type" in found or "$ref" in found or "anyOf" in found else {**found, "type": "object"}
+
+
+def is_strict(tool: Tool) -> bool:
+    """Whether a tool's arguments are to be held to its schema however it comes to be called."""
+    return bool(_function(tool).get("strict"))
 
 
 def check_tools(tools: Sequence[Tool], choice: str = "auto") -> None:
@@ -252,6 +267,27 @@ def _takes_system(template: ChatTemplate) -> bool:
     except TemplateError:
         return False
     return mark in text
+
+
+def _one_call_each(messages: list[Message]) -> list[Message]:
+    """Messages with one call in each: several in one become several, each with its result after it."""
+    found: list[Message] = []
+    results = {message.get("tool_call_id"): message for message in messages if message.get("role") == "tool"}
+    moved: list[int] = []
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            if id(message) not in moved:
+                found.append(message)
+            continue
+        for at, call in enumerate(calls):
+            said = message.get("content") if at == 0 else None
+            found.append({**message, "content": said, "tool_calls": [call]})
+            result = results.get(call.get("id"))
+            if result is not None:
+                found.append(result)
+                moved.append(id(result))
+    return found
 
 
 def _with_short_ids(messages: list[Message]) -> list[Message]:
