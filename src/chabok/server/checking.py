@@ -79,9 +79,7 @@ class Check:
             facts = self._try(lambda model=model: self._facts(model))  # type: ignore[misc]
             if facts is None:
                 continue
-            need = facts.least(model.context)
-            if model.kv_memory is not None:
-                need = facts.weights + model.kv_memory
+            need = facts.least(model.context, model.kv_memory)
             if need > budget:
                 self._problems.append(
                     f"{model.name} needs {format_bytes(need)}, more than the memory budget of "
@@ -111,7 +109,7 @@ class Check:
             self._say(f"model {model.name}: {model.source}, fetched at start, {when}{also}")
             return None
         facts = read_facts(path)
-        need = format_bytes(facts.least(model.context))
+        need = format_bytes(facts.least(model.context, model.kv_memory))
         self._say(f"model {model.name}: {path}, {facts.family}, {need} at least, {when}{also}")
         return facts
 

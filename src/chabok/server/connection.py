@@ -35,7 +35,7 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
-        self._in_headers = False
+        self._in_headers = self._in_body = False
         self._refused = False
 
     # What the transport tells.
@@ -61,9 +61,10 @@ class Connection(HttpToolsProtocol):
         """Parse what came."""
         if self._refused:
             return
-        if self._in_headers:
-            self._header_bytes += len(data)
+        in_body = self._in_body
         super().data_received(data)
+        if not in_body:  # all of it is headers, or was and they are complete
+            self._header_bytes += len(data)
         if self._in_headers and self._header_bytes > self.settings.max_headers:
             self._too_large()
 
@@ -88,21 +89,11 @@ class Connection(HttpToolsProtocol):
         self._in_headers, self._header_bytes = True, 0
         self._wait(self.settings.header_timeout, self._slow_headers)
 
-    def on_url(self, url: bytes) -> None:
-        """A piece of the request's target."""
-        self._header_bytes += len(url)
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header."""
-        self._header_bytes += len(name) + len(value)
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         """All headers are there; a body may follow."""
-        self._in_headers = False
-        # Counted once as bytes and once as headers where they came in pieces; at least once in any case.
-        if self._header_bytes > 2 * self.settings.max_headers or self._too_many():
+        self._in_headers, self._in_body = False, True
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.settings.max_headers:
             self._too_large()
             return
         self._wait(self.settings.body_timeout, self._slow_body)
@@ -115,6 +106,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is whole."""
+        self._in_body = False
         self._settle()
         if not self._refused:
             super().on_message_complete()
@@ -147,10 +139,6 @@ class Connection(HttpToolsProtocol):
         self._write_timer = None
         self.logger.info("a client took nothing for %g seconds and was dropped", self.settings.write_timeout)
         self.transport.abort()
-
-    def _too_many(self) -> bool:
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        return size > self.settings.max_headers
 
     def _too_large(self) -> None:
         limit = self.settings.max_headers

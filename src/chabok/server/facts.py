@@ -29,9 +29,9 @@ class Facts:
     page: int
     """Bytes of 64 tokens' keys and values in all layers."""
 
-    def least(self, context: int | None) -> int:
-        """Bytes that it takes with room for one context only."""
-        return self.weights + self._pages(context) * self.page
+    def least(self, context: int | None, kv_memory: int | None = None) -> int:
+        """Bytes that it takes with room for one context only, or with the key-value cache asked for."""
+        return self.weights + (self._pages(context) * self.page if kv_memory is None else kv_memory)
 
     def kv_memory(self, context: int | None, asked: int | None, room: int) -> int:
         """Bytes of key-value cache to give it, with ``room`` bytes for weights and cache together."""

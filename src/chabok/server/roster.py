@@ -101,6 +101,12 @@ class _Slot:
     def pinned(self) -> bool:
         return self.settings.preload
 
+    @property
+    def least(self) -> int:
+        """Bytes it takes at least, as far as is known."""
+        settings = self.settings
+        return self.facts.least(settings.context, settings.kv_memory) if self.facts is not None else 0
+
 
 class Roster:
     """The models of a server. ``async with roster.use(name) as served`` is how a request gets one."""
@@ -209,12 +215,13 @@ class Roster:
         """
         await in_thread(lambda: self.budget)
         for slot in list(self._slots.values()):
-            if slot.configured and not slot.pinned:
-                try:
-                    slot.facts = await in_thread(partial(self._loader.facts, slot.settings))
-                except ChabokError as error:
-                    slot.error = str(error)
-                    log.warning("%s: %s", slot.settings.name, error)
+            try:
+                slot.facts = await in_thread(partial(self._loader.facts, slot.settings))
+            except ChabokError as error:
+                if slot.pinned:
+                    raise
+                slot.error = str(error)
+                log.warning("%s: %s", slot.settings.name, error)
         for slot in list(self._slots.values()):
             if slot.pinned:
                 async with self.use(slot.settings.name):
@@ -332,9 +339,7 @@ class Roster:
     async def _make_room(self, slot: _Slot, facts: Facts) -> int:
         """Unload what was not used for longest until the model fits; its bytes of key-value cache."""
         settings = slot.settings
-        need = facts.least(settings.context)
-        if settings.kv_memory is not None:
-            need = facts.weights + settings.kv_memory
+        need = slot.least
         pinned = sum(other.size for other in self._others(slot) if other.pinned)
         if need > self.budget - pinned:
             kept = f", of which preloaded models have {format_bytes(pinned)}" if pinned else ""
@@ -347,7 +352,9 @@ class Roster:
             taken = sum(other.size for other in self._others(slot))
             room = min(self.budget - taken, self._loader.available())
             if need <= room:
-                return facts.kv_memory(settings.context, settings.kv_memory, room)
+                # What is still to be preloaded shall find room, too.
+                to_come = sum(other.least for other in self._others(slot) if other.pinned and not other.size)
+                return facts.kv_memory(settings.context, settings.kv_memory, room - to_come)
             loaded = [other for other in self._others(slot) if other.served and not other.pinned]
             idle = [other for other in loaded if not other.holds]
             if idle:

@@ -156,7 +156,9 @@ class Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         for each in self._sockets:
-            _forget(each)
+            each.close()
+        if self._settings.socket is not None:
+            self._settings.socket.unlink(missing_ok=True)
         for connection in list(self.server_state.connections):
             connection.shutdown()  # idle ones now, the others after their answer
         tasks = self.server_state.tasks
@@ -245,13 +247,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
         return asyncio.new_event_loop
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
-
-
-def _forget(sock: socket.socket) -> None:
-    if sock.family == socket.AF_UNIX:
-        with contextlib.suppress(OSError):
-            os.unlink(sock.getsockname())
-    sock.close()
 
 
 def _notify(state: str) -> None:
