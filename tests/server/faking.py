@@ -1,4 +1,4 @@
-"""Models without weights for the roster, and servers that run them: in a thread, or as a process of their own."""
+"""Models without weights for the roster, and servers that run them: in a thread, or as a process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from tests.engine.mock import ByteTokenizer, MockModel, PlainTemplate
 
 from chabok.engine.llm import LLM
 from chabok.engine.load import Loaded, Options
+from chabok.engine.timings import Timings
 from chabok.errors import CheckpointError
 from chabok.server.app import build
 from chabok.server.facts import Facts
 from chabok.server.listening import address_of, listen
+from chabok.server.record import Record
 from chabok.server.roster import Roster
 from chabok.server.running import Server
 from chabok.server.settings import ModelSettings, Settings
@@ -27,8 +29,8 @@ MB = 10**6
 class FakeLoader:
     """Loads mocks: every model takes 100 MB, and 1 MB for each 64 tokens of context.
 
-    slow: seconds a row takes. loads: names in order. failing: names that cannot be loaded. blocked: while it is
-    not set, loading waits.
+    row_s: seconds a row takes. loads: names in order. failing: names that cannot be loaded. go: while it is
+    not set, loading waits. here: what is installed, by name.
     """
 
     def __init__(self, row_s: float = 0.0, available: int = 10**12) -> None:
@@ -116,6 +118,18 @@ def settings(*names: str, **values: Any) -> Settings:
         ModelSettings(name, source=name, preload=not i) for i, name in enumerate(names or ("one",))
     )
     return Settings(**{"models": models, "port": 0, "log_requests": False, **values})
+
+
+def record() -> Record:
+    """A request that was answered."""
+    found = Record("POST", "/v1/chat/completions", "1.2.3.4", [])
+    found.request_id, found.key, found.status, found.duration_s = "req-1", "alice", 200, 1.25
+    found.begin("one", 10)
+    timings = Timings(
+        queue_s=0.1, prefill_s=0.2, decode_s=0.9, first_token_s=0.3, total_s=1.2, output_tokens=5
+    )
+    found.took(timings, "stop")
+    return found
 
 
 def _process(row_s: float) -> None:

@@ -32,6 +32,10 @@ def address() -> Iterator[tuple[str, int]]:
         yield host, int(port)
 
 
+def url_of(address: tuple[str, int]) -> str:
+    return f"http://{address[0]}:{address[1]}/health"
+
+
 def connect(address: tuple[str, int]) -> socket.socket:
     sock = socket.create_connection(address)
     sock.settimeout(10)
@@ -140,7 +144,7 @@ def test_half_a_body_and_a_closed_connection_harm_nobody(address: tuple[str, int
     for _ in range(20):
         with connect(address) as sock:
             sock.sendall(post(b'{"mess', "Content-Length: 1000"))
-    assert httpx.get("http://%s:%d/health" % address).status_code == 200
+    assert httpx.get(url_of(address)).status_code == 200
 
 
 def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read(address: tuple[str, int]) -> None:
@@ -205,7 +209,7 @@ def test_a_client_that_takes_nothing_of_its_answer_is_dropped() -> None:
 def test_too_many_connections_are_answered_503_and_the_others_go_on(address: tuple[str, int]) -> None:
     time.sleep(1.2)  # those of other tests are gone
     with httpx.Client() as kept:
-        assert kept.get("http://%s:%d/health" % address).status_code == 200
+        assert kept.get(url_of(address)).status_code == 200
         many = [connect(address) for _ in range(39)]
         try:
             time.sleep(0.1)
@@ -213,7 +217,7 @@ def test_too_many_connections_are_answered_503_and_the_others_go_on(address: tup
                 answer = read_all(one_more)
                 assert status_of(answer) == 503
                 assert b"retry-after: 1" in answer.lower()
-            assert kept.get("http://%s:%d/health" % address).status_code == 200
+            assert kept.get(url_of(address)).status_code == 200
         finally:
             for sock in many:
                 sock.close()

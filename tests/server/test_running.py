@@ -41,12 +41,12 @@ def process(*options: str, row_s: float = 0.01) -> Iterator[tuple[subprocess.Pop
         until = time.monotonic() + 30
         address = ""
         while not address:
-            assert running.poll() is None and time.monotonic() < until, said.read_text()
+            assert all((running.poll() is None, time.monotonic() < until)), said.read_text()
             time.sleep(0.02)
             found = [line for line in said.read_text().splitlines() if "listens at" in line]
             address = found[0].split()[-1] if found else ""
         while httpx.get(address + "/ready").status_code != 200:
-            assert running.poll() is None and time.monotonic() < until, said.read_text()
+            assert all((running.poll() is None, time.monotonic() < until)), said.read_text()
             time.sleep(0.02)
         yield running, address, said
     finally:
@@ -121,13 +121,12 @@ def test_a_second_signal_ends_the_server_at_once() -> None:
 
 
 def test_a_server_with_nothing_to_do_stops_at_once_with_exit_code_0() -> None:
-    with process() as (running, address, _):
-        with httpx.Client() as idle:  # a connection that is kept open does not hold it up
-            idle.get(address + "/health")
-            started = time.monotonic()
-            running.send_signal(signal.SIGTERM)
-            assert running.wait(5) == 0
-            assert time.monotonic() - started < 2
+    with process() as (running, address, _), httpx.Client() as idle:
+        idle.get(address + "/health")  # a connection that is kept open does not hold it up
+        started = time.monotonic()
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(5) == 0
+        assert time.monotonic() - started < 2
 
 
 def test_ready_says_503_until_the_models_are_loaded_and_health_says_200() -> None:

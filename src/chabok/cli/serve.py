@@ -87,11 +87,20 @@ def shown(name: str, default: Any) -> str:
     """A default as help tells it, if it tells something."""
     if default is None or default == () or isinstance(default, bool):
         return ""
-    if name.startswith("max_") and name in ("max_body", "max_headers"):
-        return f" (default {default // 1024} KiB)"
+    return f" (default {told(default, name)})"
+
+
+def told(default: Any, name: str) -> str:
+    """A default for people."""
+    if default is None or default in ((), ""):
+        return ""
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    if name in ("max_body", "max_headers"):
+        return f"{default // 1024} KiB"
     if name.endswith(("_timeout", "keep_alive")):
-        return f" (default {known.seconds(default)})"
-    return f" (default {default:g})" if isinstance(default, float) else f" (default {default})"
+        return known.seconds(default)
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _new_key(name: str, path: str | None) -> int:
@@ -121,7 +130,15 @@ def _serve(settings: Settings) -> int:
     sockets = listen(settings)
     banner = Banner(settings, roster, sockets)
     app = build(roster, settings, keys)
-    server = Server(app, roster, settings, sockets, listening=banner.listening, ready=banner.ready)
+    server = Server(
+        app,
+        roster,
+        settings,
+        sockets,
+        listening=banner.listening,
+        ready=banner.ready,
+        hangup=keys.reload if settings.api_keys else None,
+    )
     server.run_to_end()
     return 0
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from chabok.server import anthropic, completions, ollama, openai, openapi, operating, responses
 from chabok.server import page as pages
 from chabok.server.auth import Keys
-from chabok.server.errors import RefusedError, answer, problem_of
+from chabok.server.errors import RefusedError, answer
 from chabok.server.gate import Gate, with_cors
 from chabok.server.logs import RequestLog
 from chabok.server.metrics import Metrics
@@ -112,7 +112,7 @@ def _note(scope: Scope, error: Exception) -> None:
     """Note what kind of error it was; its text may quote what was said."""
     record = scope["state"].get("record")
     if record is not None:
-        record.error = problem_of(error).code or type(error).__name__
+        record.error = getattr(error, "code", "") or type(error).__name__
 
 
 def _request_id(scope: Scope) -> bytes:

@@ -92,7 +92,7 @@ class Watch:
         try:
             await self._app(scope, receive, reply)
         except Exception as error:
-            record.error = record.error or f"{type(error).__name__}: {error}"
+            record.error = record.error or type(error).__name__
             raise
         finally:
             record.duration_s = perf_counter() - record.arrived

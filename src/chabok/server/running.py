@@ -58,7 +58,8 @@ class _State(ServerState):
 class Server(uvicorn.Server):
     """uvicorn's server, which sleeps until something happens and stops in the order that clients need.
 
-    told: called on the event loop with the address once it listens, and again with "" when it is ready.
+    listening, ready: called on the event loop once it is so. hangup: what SIGHUP does; by default it ends the
+    process.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Server(uvicorn.Server):
         *,
         listening: Callable[[], None] = lambda: None,
         ready: Callable[[], None] = lambda: None,
+        hangup: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(_config(app, settings))
         self.server_state = _State()
@@ -78,7 +80,7 @@ class Server(uvicorn.Server):
         """Why it stopped, if not because it was asked to."""
         self._settings = settings
         self._sockets = sockets
-        self._listening, self._ready = listening, ready
+        self._listening, self._ready, self._hangup = listening, ready, hangup
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -188,9 +190,12 @@ class Server(uvicorn.Server):
             yield
             return
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
+        signals = [signal.SIGINT, signal.SIGTERM]
         for number in signals:
             loop.add_signal_handler(number, self._signalled, number)
+        if self._hangup is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._hangup)
+            signals.append(signal.SIGHUP)
         try:
             yield
         finally:
