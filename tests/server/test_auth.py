@@ -148,7 +148,7 @@ def test_what_a_file_of_keys_has_wrong_is_named(tmp_path: Path, text: str, said:
 def test_names_that_are_taken_or_odd_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     new_key("alice@example.com", path)
-    with pytest.raises(SettingsError, match="has a key called alice@example.com already"):
+    with pytest.raises(SettingsError, match=r"has a key called alice@example\.com already"):
         new_key("alice@example.com", path)
     for name in ("", "a b", 'a"', "a\n", "-a", "a" * 65):
         with pytest.raises(SettingsError, match="a key's name"):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 import socket
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tests.cli.processes import chabok_run
 
 from chabok.cli import serve
 from chabok.server import config
+from chabok.server.auth import Limits
 from chabok.server.checking import check
 from chabok.server.kinds import read_duration
 from chabok.server.settings import ModelSettings, Settings, SettingsError, model_name, options
@@ -140,14 +141,14 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
         ("request_timeout = 0", "request_timeout must be a duration above 0"),
         ("log_format = 'xml'", "log_format must be text or json, not 'xml'"),
         ("context = 5", "context is a setting of models; put it in \\[defaults\\] or \\[models.NAME\\]"),
-        ("[defaults]\nport = 5", "line 2, table \\[defaults\\]: port is a setting of the server; put it above"),
+        ("[defaults]\nport = 5", "line 2, table \\[defaults\\]: port is a setting of the server"),
         ("[defaults]\nsource = 'x'", "there is no setting 'source'"),
         ("models = 5", "models must be a table"),
         ("[models]\na = 5", "a model is a table: \\[models.a\\]"),
-        ("[models.a]\ncontxt = 5", "line 2, table \\[models.a\\]: there is no setting 'contxt'; did you mean context?"),
-        ("[models.'a.b']\ncontext = 0", 'line 2, table \\[models."a.b"\\]: context must be an integer of at least 1'),
+        ("[models.a]\ncontxt = 5", "line 2, table \\[models.a\\]: .* 'contxt'; did you mean context"),
+        ("[models.'a.b']\ncontext = 0", 'line 2, table \\[models."a.b"\\]: context must be an integer'),
         ("[models.a]\nkeep_alive = 'soon'", "keep_alive must be a duration such as 90"),
-        ("[models.a.sampling]\ntemprature = 1", "line 2, table .*there is no sampling parameter 'temprature'; did you"),
+        ("[models.a.sampling]\ntemprature = 1", "line 2, .*no sampling parameter 'temprature'; did"),
         ("[models.a.sampling]\ntop_p = 5", "line 2, .*top_p must be a number greater than 0 and at most 1"),
         ("[models.a]\nsampling = 5", "sampling must be a table"),
         ("[models.default]\nsource = 'x'", "'default' means the first model"),
@@ -175,7 +176,7 @@ def test_every_setting_refuses_what_it_cannot_be_and_is_named(tmp_path: Path, ki
 
 
 def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="nowhere.toml: No such file"):
+    with pytest.raises(SettingsError, match=r"nowhere\.toml: No such file"):
         config.settings(config=tmp_path / "nowhere.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(SettingsError, match="not a text file in UTF-8"):
@@ -190,8 +191,9 @@ def test_two_models_of_one_name_on_the_command_line_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        (90, 90), (1.5, 1.5), ("90", 90), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("500ms", 0.5), ("2d", 172800),
-        (0, 0), ("0", 0), (-1, math.inf), ("-1", math.inf), ("-1m", math.inf), ("forever", math.inf),
+        (90, 90), (1.5, 1.5), ("90", 90), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("500ms", 0.5),
+        ("2d", 172800), (0, 0), ("0", 0),
+        (-1, math.inf), ("-1", math.inf), ("-1m", math.inf), ("forever", math.inf),
     ],
 )  # fmt: skip
 def test_durations_are_read_as_ollamas_clients_write_them(text: object, seconds: float) -> None:
@@ -201,9 +203,10 @@ def test_durations_are_read_as_ollamas_clients_write_them(text: object, seconds:
 @given(st.text() | st.booleans() | st.none() | st.lists(st.integers()) | st.floats())
 def test_whatever_is_not_a_duration_is_refused_in_the_same_way(value: object) -> None:
     try:
-        assert read_duration(value) >= 0
-    except ValueError as error:
-        assert str(error).startswith("a duration")
+        read_duration(value)
+    except ValueError:
+        with pytest.raises(ValueError, match=r"^a duration such as"):
+            read_duration(value)
 
 
 def test_every_setting_is_an_option_and_in_the_documentation() -> None:
@@ -216,6 +219,16 @@ def test_every_setting_is_an_option_and_in_the_documentation() -> None:
                 assert flag in text
             row = f"| `{name}` | {serve.told(default, name)} | {meaning} |"
             assert row in documented, f"docs/serving.md lacks:\n{row}"
+    for item in fields(Limits):
+        row = f"| `{item.name}` | {item.metadata['help']} |"
+        assert row in documented, f"docs/serving.md lacks:\n{row}"
+
+
+def test_the_example_of_the_documentation_is_a_configuration(tmp_path: Path) -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    example = documented.partition("```toml\n")[2].partition("```")[0]
+    found = of_file(tmp_path, example)
+    assert [model.name for model in found.models] == ["small", "coder"]
 
 
 def test_help_and_mistakes_on_the_command_line_need_no_second() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -68,6 +69,16 @@ def test_metrics_are_what_prometheus_reads_and_count_what_happened() -> None:
     assert value(found, "chabok_model_loads_total") == 1
     assert value(found, "chabok_ready") == 1
     assert found["process_resident_memory_bytes"].samples[0].value > 10**7
+
+
+def test_every_metric_is_in_the_documentation_with_its_meaning() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    with serving(settings()) as (address, _):
+        found = families(httpx.get(address + "/metrics").text)
+    for family in found.values():
+        if family.name.startswith("chabok_"):
+            name = family.name + ("_total" if family.type == "counter" else "")
+            assert f"| `{name}` | {family.documentation} |" in text
 
 
 def test_histograms_are_cumulative_and_end_with_all_of_them() -> None:
