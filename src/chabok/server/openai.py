@@ -245,7 +245,6 @@ class ChatWriter:
         self._load_s = head.load_s
         self._ask = ask
         self._usage = usage
-        self._logprobs = ask.params.logprobs is not None
         self._ended: list[Ended] = []
         common = encode(head.fields("chat.completion.chunk"))[:-1]
         self._begin = b"data: " + common + b',"choices":[{"index":'

@@ -20,11 +20,10 @@ class ResponseItems:
     ``tell`` as its type and what it holds besides.
     """
 
-    def __init__(self, response: dict[str, Any], *, logprobs: bool, load_s: float = 0.0) -> None:
+    def __init__(self, response: dict[str, Any], load_s: float = 0.0) -> None:
         self.response = response
         self.output: list[dict[str, Any]] = response["output"]
         self._id = response["id"].removeprefix("resp_")
-        self._logprobs = logprobs
         self._load_s = load_s
         self._item: dict[str, Any] | None = None
         self._pieces: list[str] = []

@@ -192,8 +192,7 @@ async def respond(call: Call) -> None:
     async with call.model(body.model) as served:
         ask = ask_of(call, body, served)
         prepared = await prepare(ask, served, call.state.caller)
-        logprobs = ask.params.logprobs is not None
-        items = ResponseItems(_response(call, body, served, ask), logprobs=logprobs, load_s=call.load_s)
+        items = ResponseItems(_response(call, body, served, ask), call.load_s)
         if body.stream:
             await stream(call, prepared, ResponseWriter(items))
             return
