@@ -160,7 +160,8 @@ class Output:
         if self._held:  # tokens without text, such as half a character
             events.append(Text(self.index, "", self._release()))
         reason: Reason = completion.finish_reason
-        if self._cut or (self._n_calls and reason == "stop"):
+        complete = self._calling is not None and self._calling.calls and not self._calling.broken
+        if self._cut or (complete and reason == "stop"):
             reason = "tool_calls"
         cached = completion.timings.cached_tokens
         usage = Usage(len(self._encoded.tokens), len(completion.tokens), cached, self._n_reasoning)

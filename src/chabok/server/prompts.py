@@ -97,9 +97,7 @@ class Prompts:
     @cached_property
     def grammars(self) -> Grammars:
         """Makes grammars of the model's tokens."""
-        from chabok.text.grammar import Grammars
-
-        return Grammars(cast("Tokenizer", self._llm.tokenizer))
+        return self._llm.grammars
 
     async def encode(self, ask: Ask) -> Encoded:
         """What the engine is to be given. Raises RequestError or TemplateError."""
@@ -125,7 +123,10 @@ class Prompts:
             encoded.tokens = ask.prompt or []
             if ask.echo:
                 encoded.text = self._llm.detokenize(encoded.tokens)
-        encoded.constraint = self._constraint(ask, encoded.reasoning_parser())
+        reasoning = encoded.reasoning_parser()
+        if reasoning is not None:
+            encoded.visible |= reasoning.visible(cast("Tokenizer", self._llm.tokenizer))
+        encoded.constraint = self._constraint(ask, reasoning)
         encoded.seconds = perf_counter() - started
         return encoded
 
@@ -150,10 +151,14 @@ class Prompts:
             )
 
     def _constraint(self, ask: Ask, reasoning: ReasoningParser | None) -> Constraint | None:
-        if ask.format is None and ask.tool_choice in ("auto", "none"):
+        from chabok.text.tools import is_strict
+
+        calls = bool(ask.tools) and ask.tool_choice not in ("auto", "none")
+        if ask.tool_choice == "auto" and ask.format is None:
+            calls = any(map(is_strict, ask.tools))
+        if ask.format is None and not calls:
             return None
         grammars = self.grammars
-        calls = bool(ask.tools) and ask.tool_choice not in ("auto", "none")
         if calls:
             if ask.format is not None:
                 raise RequestError("a call is required, so response_format cannot hold", "response_format")
@@ -184,7 +189,9 @@ class Prompts:
                 )
             start = last["content"]
         tools: list[Any] | None = None
-        if ask.tools or any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
+        of_tools = any(message.get("tool_calls") or message["role"] == "tool" for message in messages)
+        refused = messages and messages[0]["role"] == "system" and not self.tool_format.system_role
+        if ask.tools or of_tools or refused:
             messages, tools = self.tool_format.prepare(messages, ask.tools, ask.tool_choice)
             if ask.tools and ask.tool_choice != "none" and ask.format is None:
                 encoded.format, encoded.tools = self.tool_format, tuple(ask.tools)

@@ -247,11 +247,8 @@ class Grammars:
         """Lark: reasoning, then the grammar named "answer"."""
         ids = self._tokenizer.vocabulary.ids
         begin, end = reasoning.markers.begin, reasoning.markers.end
-        control = {
-            text: ids[text.encode()]
-            for text in (begin, end)
-            if text.encode() in ids and self._tokenizer.is_special(ids[text.encode()])
-        }
+        hidden = reasoning.visible(self._tokenizer)
+        control = {text: ids[text.encode()] for text in (begin, end) if ids.get(text.encode()) in hidden}
         if end in control:
             thought = f"thought: FREE <[{control[end]}]>\n"
         else:

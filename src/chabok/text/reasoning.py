@@ -10,6 +10,7 @@ from chabok.text.markers import overlap
 
 if TYPE_CHECKING:
     from chabok.text.chat import ChatTemplate
+    from chabok.text.tokenizer import Tokenizer
 
 Kind = Literal["reasoning", "content"]
 
@@ -58,6 +59,12 @@ class ReasoningParser:
                 end = rendered_prompt_end.rstrip()
                 return cls(markers, inside=end.endswith(markers.begin))
         return None
+
+    def visible(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """The markers that are control tokens and must reach ``push`` as text: for ``Request.visible``."""
+        ids = tokenizer.vocabulary.ids
+        found = (ids.get(text.encode()) for text in (self.markers.begin, self.markers.end))
+        return frozenset(token for token in found if token is not None and tokenizer.is_special(token))
 
     @property
     def reasoning(self) -> bool:
