@@ -76,6 +76,9 @@ def told(pieces: list[Piece]) -> str:
         ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', '[f {"a": 1}]'),
         ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', "[f {}]"),
         ("hermes", '<tool_call>{"name": "f", "parameters": {"a": 1}}', '[f {"a": 1}]'),
+        ("hermes", '```json\n{"name": "f", "arguments": {"a": 1}}\n```', '[f {"a": 1}]'),
+        ("hermes", 'So:\n```json\n{"name": "f", "arguments": {}}\n```\nDone.', "So:[f {}]Done."),
+        ("hermes", '{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}}', "[f {}][g {}]"),
         ("llama3", '{"name": "f", "parameters": {"a": 1}}', '[f {"a": 1}]'),
         ("llama3", '\n{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', "[f {}][g {}]"),
         ("llama3", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', '[f {"a": 1}]'),
@@ -108,6 +111,11 @@ def test_calls_of_each_family_are_found(family: str, text: str, expected: str) -
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
         ("hermes", '<tool_call>{"name": "f", "arguments": "no object"}</tool_call>'),
         ("hermes", '<tool_call>{"arguments": {"a": 1}}</tool_call>'),
+        ("hermes", '```json\n{"name": "unknown", "arguments": {}}\n```'),
+        ("hermes", '```json\n{"name": "f", "age": 3}\n```'),
+        ("hermes", "```json\n[1, 2]\n``` and ```python\nf()\n```"),
+        ("hermes", '{"name": "unknown", "arguments": {}}'),
+        ("hermes", 'I would write {"name": "f", "arguments": {}}'),
         ("llama3", '{"name": "unknown", "parameters": {}}'),
         ("llama3", '{"answer": 42}'),
         ("llama3", "<|python_tag|>print(1)"),
@@ -171,7 +179,7 @@ WORDS = [
     "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<tool", "[TOOL",
     '{"name": "f", "arguments": {"a": [1, -2.5e3, "\\u00e9", null]}}', '{"name": "f"', ', "arguments": {',
     '{"name": "g", "parameters": {}}', "f", "}", "]", '"', ",", ";", " ", "\n", "\\", "é", "{", "[", "1",
-    "true", "text",
+    "true", "text", "```json\n", "```",
 ]  # fmt: skip
 
 

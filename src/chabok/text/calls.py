@@ -143,8 +143,10 @@ class CallReader:
     Given a ``name`` from elsewhere, the whole text is the object of arguments.
     """
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(self, name: str | None = None, *, needs_arguments: bool = False) -> None:
+        """``needs_arguments``: without any, the object is no call."""
         self.name = name
+        self._needs_arguments = needs_arguments
         self.done = False
         self._bare = name is not None
         self._scanner = JSONScanner()
@@ -230,7 +232,7 @@ class CallReader:
         self._key = ""
 
     def _end(self) -> None:
-        if "name" not in self._seen:
+        if "name" not in self._seen or (self._needs_arguments and "arguments" not in self._seen):
             raise MalformedJSONError("}")
         if "arguments" not in self._seen:
             self._fresh.append("{}")

@@ -74,6 +74,7 @@ class ToolParser:
         self._begun: CallStart | None = None
         self._arguments: list[str] = []
         self._n_begun = 0
+        self._loose = False  # the call being read is known by its form alone
         self._pieces: list[Piece] = []
         self._step: Callable[[bool], bool] = self._in_text
 
@@ -169,7 +170,7 @@ class ToolParser:
 
     def _may_be(self, name: str) -> bool:
         """Whether a call of this name counts as one."""
-        return True
+        return not self._loose or name in self._names
 
     def _show(self) -> None:
         reader = self._reader
@@ -213,14 +214,56 @@ class ToolParser:
         return True
 
 
-class HermesParser(ToolParser):
-    """``<tool_call>{"name": "f", "arguments": {}}</tool_call>``, any number of them, with text between."""
+class LooseParser(ToolParser):
+    """A parser that also knows calls by nothing but their form, where the answer begins with them or one
+    follows another. Only one of a tool that there is, with its arguments, counts then."""
 
-    markers = ("<tool_call>",)
+    def __init__(self, names: frozenset[str], new_id: Callable[[], str]) -> None:
+        super().__init__(names, new_id)
+        self._step = self._at_start
+
+    def _at_start(self, last: bool) -> bool:
+        return self._bare() if self._held.strip() else False
+
+    def _bare(self) -> bool:
+        """Go on with a call that has no marker, or with text."""
+        found = self._held.lstrip()
+        if found[0] != "{":
+            self._step = self._in_text
+            return True
+        self._raw = [self._held[: len(self._held) - len(found)]]
+        self._held = found
+        self._loose = True
+        return self._begin(CallReader(needs_arguments=True))
+
+    def _after_marker(self, last: bool) -> bool:
+        self._loose = False
+        return super()._after_marker(last)
+
+
+class HermesParser(LooseParser):
+    """``<tool_call>{"name": "f", "arguments": {}}</tool_call>``, any number of them, with text between.
+
+    Small models often forget the tags, or write a block of code instead, which is understood too.
+    """
+
+    markers = ("<tool_call>", "```json")
     _close = "</tool_call>"
+
+    def _after_marker(self, last: bool) -> bool:
+        self._loose = self._raw[0].endswith("```json")
+        self._close = "```" if self._loose else "</tool_call>"
+        return self._begin(CallReader(needs_arguments=self._loose))
+
+    def _bare(self) -> bool:
+        self._close = ""
+        return super()._bare()
 
     def _after_call(self, last: bool) -> bool:
         held = self._held.lstrip()
+        if not self._close:
+            self._held = held
+            return self._bare() if held else False
         if held.startswith(self._close):
             self._held = held[len(self._close) :]
             self._step = self._between
@@ -239,29 +282,11 @@ class HermesParser(ToolParser):
         return bool(self._held)
 
 
-class LlamaParser(ToolParser):
+class LlamaParser(LooseParser):
     """``{"name": "f", "parameters": {}}`` as the whole answer, several separated by ";", perhaps after
-    ``<|python_tag|>``.
-
-    As nothing marks such a call but its form, only one of a tool that there is counts.
-    """
+    ``<|python_tag|>``."""
 
     markers = ("<|python_tag|>",)
-
-    def __init__(self, names: frozenset[str], new_id: Callable[[], str]) -> None:
-        super().__init__(names, new_id)
-        self._step = self._at_start
-
-    def _at_start(self, last: bool) -> bool:
-        found = self._held.lstrip()
-        if not found:
-            return False
-        if found[0] == "{":
-            self._raw = [self._held[: -len(found)]]
-            self._held = found
-            return self._begin(CallReader())
-        self._step = self._in_text
-        return True
 
     def _may_be(self, name: str) -> bool:
         return name in self._names
@@ -273,11 +298,17 @@ class LlamaParser(ToolParser):
                 self._held = ""
             return False
         if found[0] == "{":
-            self._raw = [self._held[: -len(found)]]
-            self._held = found
-            return self._begin(CallReader())
+            return self._bare_after(found)
         self._held = found if found.startswith(self.markers) else self._held.lstrip()
         self._step = self._in_text
+        return True
+
+    def _bare_after(self, found: str) -> bool:
+        """A call after another one and what separates them."""
+        before = self._held[: len(self._held) - len(found)]
+        self._held = found
+        self._bare()
+        self._raw = [before]
         return True
 
 
