@@ -10,15 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import ollama
 import pytest
 from tests.checkpoints.hub_server import Hub, serving
+from tests.models import model_path
 from tests.server.conftest import FIXTURES, Running, tiny
 from tests.server.conftest import serving as serving_models
 
+from chabok.engine.request import Completion
+from chabok.engine.timings import Timings
 from chabok.errors import RequestError
-from chabok.server.ollama_bodies import keep_alive_s
-from chabok.server.settings import Settings
+from chabok.server.events import CallArguments, CallStart, Ended, Event, Reasoning, Text, Usage
+from chabok.server.ollama import Writer
+from chabok.server.ollama_bodies import Message, _messages, keep_alive_s
+from chabok.server.settings import ModelSettings, Settings
 
 HELLO = [{"role": "user", "content": "Hello"}]
 GREEDY = {"temperature": 0, "num_predict": 12}
@@ -309,3 +315,78 @@ def test_a_server_may_fetch_nothing(running: Running, monkeypatch: pytest.Monkey
     assert refused.status_code == 403
     assert "chabok pull" in refused.json()["error"]
     assert hub.requests == []
+
+
+def test_calls_are_given_whole_and_in_their_place() -> None:
+    writer = Writer("m", chat=True, load_s=0.0)
+    events: list[Event] = [
+        Reasoning(0, "Hm."),
+        Text(0, "Look: "),
+        CallStart(0, 0, "a", "add"),
+        CallArguments(0, 0, '{"x": '),
+        CallArguments(0, 0, "1}"),
+        CallStart(0, 1, "b", "now"),
+        Text(0, "Done."),
+        Ended(0, "tool_calls", None, Completion("", [], "stop", Timings()), Usage(1, 1)),
+    ]
+    lines = [json.loads(line) for line in b"".join(writer.write([event]) for event in events).splitlines()]
+    messages = [line["message"] for line in lines]
+    assert [message["content"] for message in messages] == ["", "Look: ", "", "", "Done.", ""]
+    assert messages[0]["thinking"] == "Hm."
+    assert [message["tool_calls"][0]["function"] for message in messages if "tool_calls" in message] == [
+        {"index": 0, "name": "add", "arguments": {"x": 1}},
+        {"index": 1, "name": "now", "arguments": {}},
+    ]
+    assert lines[-1]["done"]
+    assert lines[-1]["eval_duration"] > 0
+
+
+def test_an_error_within_a_stream_is_a_line_of_its_own() -> None:
+    assert json.loads(Writer("m", chat=True, load_s=0.0).fail(RequestError("no"))) == {"error": "no"}
+
+
+def test_results_of_tools_find_their_calls() -> None:
+    call = {"function": {"name": "add", "arguments": {"x": 1}}}
+    other = {"function": {"name": "now", "arguments": {}}}
+    given = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "thinking": "Hm.", "tool_calls": [call, other]},
+        {"role": "tool", "content": "noon", "tool_name": "now"},
+        {"role": "tool", "content": "2"},
+    ]
+    made = _messages(msgspec.convert(given, list[Message]))
+    assert made[1]["reasoning_content"] == "Hm."
+    assert [each["id"] for each in made[1]["tool_calls"]] == ["call_1", "call_2"]
+    assert [(each["tool_call_id"], each["name"]) for each in made[2:]] == [
+        ("call_2", "now"),
+        ("call_1", "add"),
+    ]
+
+
+@pytest.mark.wide
+def test_a_real_model_calls_a_function_and_answers_in_a_form() -> None:
+    model = ModelSettings("qwen", str(model_path("qwen15")), preload=True, sampling={"temperature": 0.0})
+    with serving_models(Settings(models=(model,), installed=False, prefix_disk=False)) as one:
+        client = ollama.Client(one.url)
+
+        def get_weather(city: str) -> str:
+            """The weather in a city.
+
+            Args:
+                city: its name
+            """
+            return f"{city}: 31 degrees, sunny"
+
+        asked: list[Any] = [{"role": "user", "content": "What is the weather in Tehran? Use the function."}]
+        whole = client.chat("qwen", asked, tools=[get_weather])
+        streamed = list(client.chat("qwen", asked, tools=[get_weather], stream=True))
+        calls = [call for part in streamed for call in part.message.tool_calls or ()]
+        assert [call.function for call in whole.message.tool_calls or ()] == [call.function for call in calls]
+        text = "".join(part.message.content or "" for part in streamed)
+        assert text == whole.message.content
+        schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+        schema |= {"additionalProperties": False}
+        form = client.chat(
+            "qwen", [{"role": "user", "content": "Ali is thirty. How old is he?"}], format=schema
+        )
+        assert json.loads(form.message.content or "") == {"age": 30}

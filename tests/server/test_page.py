@@ -387,10 +387,10 @@ def test_a_key_is_asked_for_where_one_is_needed_and_kept_for_the_tab_only(
 def test_a_server_that_is_loading_says_so_and_the_page_waits(browser: Any, running: Running) -> None:
     context = browser.new_context()
     page = context.new_page()
-    page.route("**/ready", lambda route: route.fulfill(status=503, body="loading"))
+    page.route("**/ready", lambda route: route.fulfill(status=503, json={"status": "loading tiny"}))
     page.goto(running.url + "/")
     page.wait_for_selector("#notice:visible")
-    assert "loading" in page.inner_text("#notice")
+    assert "loading tiny" in page.inner_text("#notice")
     page.unroute_all()
     page.route("**/ready", lambda route: route.fulfill(status=200, body="ready"))
     page.wait_for_selector("#notice", state="hidden")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from chabok.errors import BusyError, RequestError
 
@@ -46,40 +47,32 @@ def source_of(name: str) -> str:
 
 
 class Fetch:
-    """One running download; ``start`` refuses a second one at the same time."""
+    """One running download; ``start`` refuses a second one at the same time.
 
-    _running: Fetch | None = None
+    The process is Python's own kind rather than the event loop's: that one forks, which in a process with
+    threads that compute may never return.
+    """
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    _running: ClassVar[Fetch | None] = None
+
+    def __init__(self, name: str) -> None:
+        """Use ``start``."""
+        command = [sys.executable, "-m", "chabok.server.fetching", name]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
     @classmethod
-    async def start(cls, name: str) -> Fetch:
+    def start(cls, name: str) -> Fetch:
         """Begin to fetch a model. Raises BusyError while another is being fetched."""
         if cls._running is not None:
             raise BusyError("another model is being fetched; try again when it is done", 30.0)
-        # Set before anything is awaited, so that no second one slips in between.
-        made = cls._running = cls.__new__(cls)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "chabok.server.fetching",
-                name,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-            )
-        except BaseException:
-            cls._running = None
-            raise
-        made.__init__(process)  # type: ignore[misc]
-        return made
+        cls._running = cls(name)
+        return cls._running
 
     async def lines(self) -> AsyncIterator[dict[str, Any]]:
         """What there is to tell; the last has status "success", or error."""
         assert self._process.stdout is not None
         ended = False
-        async for line in self._process.stdout:
+        while line := await asyncio.to_thread(self._process.stdout.readline):
             with suppress(ValueError):
                 found = json.loads(line)
                 ended = "error" in found or found.get("status") == "success"
@@ -89,20 +82,20 @@ class Fetch:
 
     async def close(self) -> None:
         """End it, done or not."""
-        process = self._process
         try:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.terminate()
-                try:
-                    await asyncio.wait_for(process.wait(), GRACE_S)
-                except TimeoutError:
-                    with suppress(ProcessLookupError):
-                        process.kill()
-                    await process.wait()
+            if self._process.poll() is None:
+                self._process.terminate()
+            await asyncio.to_thread(self._reap)
         finally:
             if Fetch._running is self:
                 Fetch._running = None
+
+    def _reap(self) -> None:
+        try:
+            self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 class Lines:

@@ -217,8 +217,7 @@ class Writer:
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The answer as one object."""
         calls = [_call(i, call.id, call.name, call.arguments) for i, call in enumerate(answer.calls)]
-        text = answer.text if answer.text.strip() or not calls else ""
-        line = self._line(text, answer.reasoning, calls)
+        line = self._line(answer.text, answer.reasoning, calls)
         if answer.tokens:
             line["logprobs"] = logprobs(answer.tokens)
         return {**line, **self._end(answer.ended)}

@@ -251,12 +251,14 @@ def _messages(given: list[Message]) -> list[dict[str, Any]]:
 
 def _answered(message: Message, waiting: list[tuple[str, str]]) -> dict[str, str]:
     """Which call a tool's result answers: by id, else the first of its name, else the first."""
-    for wanted in (message.tool_call_id, message.tool_name, None):
-        for i, call in enumerate(waiting):
-            if wanted is None or wanted in call:
-                del waiting[i]
-                return {"tool_call_id": call[0], "name": message.tool_name or call[1]}
-    return {"name": message.tool_name} if message.tool_name else {}
+    named = [wanted for wanted in (message.tool_call_id, message.tool_name) if wanted]
+    found = next((call for wanted in named for call in waiting if wanted in call), None)
+    if found is None and waiting and message.tool_call_id is None:
+        found = waiting[0]
+    if found is None:
+        return {"name": message.tool_name} if message.tool_name else {}
+    waiting.remove(found)
+    return {"tool_call_id": found[0], "name": message.tool_name or found[1]}
 
 
 def _tool(i: int, tool: dict[str, Any]) -> dict[str, Any]:

@@ -186,7 +186,7 @@ async def pull(call: Call) -> None:
             403, "this server fetches no models; its operator can: `chabok pull`", "pull_disabled"
         )
     call.state.caller.check_model(name)
-    fetch = await fetching.Fetch.start(name)
+    fetch = fetching.Fetch.start(name)
     watch = asyncio.create_task(_left(call, fetch))
     try:
         if body.stream is False:
@@ -194,12 +194,14 @@ async def pull(call: Call) -> None:
             async for last in fetch.lines():
                 if "error" in last:
                     raise RefusedError(502, last["error"], "model_unavailable")
+            await fetch.close()  # before the end of the answer, as the client may ask for the next at once
             await call.json(last)
             return
         head = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]
         await call.reply({"type": "http.response.start", "status": 200, "headers": head})
         async for line in fetch.lines():
             await call.reply({"type": "http.response.body", "body": encode(line) + b"\n", "more_body": True})
+        await fetch.close()
         await call.reply({"type": "http.response.body", "body": b""})
     finally:
         watch.cancel()

@@ -2,7 +2,7 @@
 
 import { Answer, question } from "./conversation.js";
 import { Stopwatch } from "./figures.js";
-import { answer, isReady, key, models, Problem } from "./server.js";
+import { answer, busyWith, key, models, Problem } from "./server.js";
 
 const at = (id) => document.getElementById(id);
 const [picker, prompt, send, conversation, scroller] = ["model", "prompt", "send", "conversation", "scroller"].map(at);
@@ -30,8 +30,9 @@ async function connect() {
     for (;;) {
       try {
         await listModels();
-        if (await isReady()) break;
-        notice("The server is still loading its models. You can write already; the answer comes when it is ready.");
+        const busy = await busyWith();
+        if (!busy) break;
+        notice(`The server is ${busy}. You can write already; the answer comes when it is ready.`);
       } catch (problem) {
         if (problem.status === 401) {
           askForKey(problem.remedy);

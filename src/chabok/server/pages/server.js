@@ -68,9 +68,15 @@ export async function models() {
   };
 }
 
-// Whether all models that the server was started with are loaded.
-export async function isReady() {
-  return (await fetch("ready")).status !== 503;
+// What the server is still busy with before it is ready, such as "loading smollm2"; "" when it is.
+export async function busyWith() {
+  const response = await fetch("ready");
+  if (response.status !== 503) return "";
+  try {
+    return (await response.json()).status || "starting";
+  } catch {
+    return "starting";
+  }
 }
 
 // An answer as it is written: the parsed chunks of a streamed chat completion.
