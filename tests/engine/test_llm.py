@@ -1,14 +1,16 @@
 import asyncio
+import dataclasses
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
 from tests.engine.mock import ByteTokenizer, MockModel, PlainTemplate
 
 from chabok import LLM, AsyncLLM, SamplingParams
-from chabok.engine.load import Loaded, Options, cache_pages, context_for
+from chabok.engine.load import Loaded, Options, OptionValues, cache_pages, context_for
 from chabok.errors import RequestError, SourceError
 
 SHORT = SamplingParams(max_tokens=12)
@@ -226,3 +228,50 @@ def test_async_errors_reach_the_caller() -> None:
             assert (await stream.completion()).finish_reason == "cancelled"
 
     asyncio.run(run())
+
+
+def test_a_stream_can_be_iterated_awaited_or_entered() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+
+    async def run() -> None:
+        async with AsyncLLM.of(mock_llm(row_s=0.0005)) as llm:
+            want = (await llm.generate("Hello", SHORT)).text
+            assert "".join([token.text async for token in llm.stream("Hello", SHORT)]) == want
+            assert (await (await llm.stream("Hello", SHORT)).completion()).text == want
+            async with llm.stream("Hello", SamplingParams(max_tokens=400)) as stream:
+                assert want.startswith((await anext(stream)).text)
+            assert (await stream.completion()).finish_reason == "cancelled"
+            chat = (await llm.chat(messages, SHORT)).text
+            assert "".join([token.text async for token in llm.chat(messages, SHORT, stream=True)]) == chat
+            with pytest.raises(RequestError, match="more than 512 tokens"):
+                async for _ in llm.stream("x" * 600):
+                    pass
+
+    asyncio.run(run())
+
+
+def test_an_iteration_that_is_left_ends_its_stream() -> None:
+    async def run() -> None:
+        async with AsyncLLM.of(mock_llm(row_s=0.001)) as llm:
+            async for _ in llm.stream("Hello", SamplingParams(max_tokens=400)):
+                break
+            gc.collect()
+            await llm.generate("Other", SHORT)
+            assert llm.llm.engine.stats.finished["cancelled"] == 1
+
+    asyncio.run(run())
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_one() -> None:
+    for kind in (LLM, AsyncLLM):
+        with pytest.raises(RequestError, match="no option 'max_batches'; did you mean max_batch"):
+            kind("smollm2", max_batches=3)  # type: ignore[call-arg]
+    assert set(get_type_hints(OptionValues)) == {item.name for item in dataclasses.fields(Options)}
+    assert all(item.name in (LLM.__doc__ or "") for item in dataclasses.fields(Options))
+
+
+def test_many_prompts_of_one_caller_are_not_too_many_for_the_queue() -> None:
+    with mock_llm() as llm:
+        llm.engine.max_queue = 2
+        params = SamplingParams(max_tokens=1)
+        assert len(llm.generate([f"{i}" for i in range(100)], params)) == 100

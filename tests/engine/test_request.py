@@ -63,6 +63,8 @@ def test_help_tells_what_every_parameter_means() -> None:
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(RequestError, match="did you mean temperature"):
         SamplingParams.of({"temprature": 1})
+    with pytest.raises(RequestError, match="did you mean temperature"):
+        SamplingParams(temprature=1)  # type: ignore[call-arg]
 
 
 def test_stages_add_up() -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 from weakref import WeakSet
 
 from chabok.engine.engine import Engine
 from chabok.engine.llm import LLM, Message, Prompt, each_prompt, is_prompt, per_prompt, single
+from chabok.engine.load import OptionValues
 from chabok.engine.request import Completion, Constraint, Request, SamplingParams, Token
 from chabok.engine.timings import Timings
 
@@ -127,14 +127,44 @@ class AsyncStream:
     async def __aenter__(self) -> AsyncStream:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):  # else it was refused
             self.close()
+
+
+class Opening:
+    """A stream that is asked for where it is first used: ``async for token in it``, ``async with it as
+    stream``, or ``stream = await it``."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, AsyncStream]]) -> None:
+        self._make = make
+        self._stream: AsyncStream | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncStream]:
+        return self._make().__await__()
+
+    async def completion(self) -> Completion:
+        """The whole answer; waits for its end."""
+        return await (await self._make()).completion()
+
+    def __aiter__(self) -> AsyncIterator[Token]:
+        return self
+
+    async def __anext__(self) -> Token:
+        if self._stream is None:
+            self._stream = await self._make()
+        return await anext(self._stream)
+
+    async def __aenter__(self) -> AsyncStream:
+        self._stream = await self._make()
+        return self._stream
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
 
 
 class AsyncLLM:
@@ -143,7 +173,7 @@ class AsyncLLM:
     The parameters are those of ``LLM``. Loading blocks; ``await AsyncLLM.open(...)`` does it in a thread.
 
         async with await AsyncLLM.open("smollm2") as llm:
-            async for token in await llm.stream("The sea is", SamplingParams(max_tokens=32)):
+            async for token in llm.stream("The sea is", SamplingParams(max_tokens=32)):
                 print(token.text, end="")
     """
 
@@ -151,30 +181,10 @@ class AsyncLLM:
         self,
         model: str | PathLike[str] = "smollm2",
         *,
-        threads: int | None = None,
-        context: int | None = None,
-        max_batch: int = 64,
-        kv_memory: int | None = None,
-        pack: bool = True,
-        budget_s: float = 0.03,
-        prefix_disk: bool = False,
-        prefix_disk_bytes: int | None = None,
         progress: Progress | None = None,
+        **options: Unpack[OptionValues],
     ) -> None:
-        self._set(
-            LLM(
-                model,
-                threads=threads,
-                context=context,
-                max_batch=max_batch,
-                kv_memory=kv_memory,
-                pack=pack,
-                budget_s=budget_s,
-                prefix_disk=prefix_disk,
-                prefix_disk_bytes=prefix_disk_bytes,
-                progress=progress,
-            )
-        )
+        self._set(LLM(model, progress=progress, **options))
 
     @classmethod
     async def open(cls, model: str | PathLike[str] = "smollm2", **options: Any) -> AsyncLLM:
@@ -198,11 +208,14 @@ class AsyncLLM:
         """Makes constraints, see ``LLM.grammars``; slow for large schemas, so best called in a thread."""
         return self.llm.grammars
 
-    async def stream(
+    def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, constraint: Constraint | None = None
-    ) -> AsyncStream:
-        """Continue a prompt: ``async for token in await llm.stream(prompt)``."""
-        return self.submit(await asyncio.to_thread(self.llm.request, prompt, params, constraint))
+    ) -> Opening:
+        """Continue a prompt: ``async for token in llm.stream(prompt)``."""
+        return Opening(lambda: self._open(self.llm.request, prompt, params, constraint=constraint))
+
+    async def _open(self, make: Callable[..., Request], *args: Any, **named: Any) -> AsyncStream:
+        return self.submit(await asyncio.to_thread(make, *args, **named))
 
     def submit(
         self, request: Request, news: asyncio.Event | None = None, *, bounded: bool = True
@@ -220,20 +233,17 @@ class AsyncLLM:
             waker = self._wakers[loop] = _Waker(loop)
         return AsyncStream(waker, self.llm.engine, request, news, bounded=bounded)
 
-    async def chat_stream(
+    def chat_stream(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         constraint: Constraint | None = None,
-    ) -> AsyncStream:
-        """Answer a conversation: ``async for token in await llm.chat_stream(messages)``."""
-        return self.submit(
-            await asyncio.to_thread(
-                self.llm.chat_request, messages, params, tools=tools, constraint=constraint
-            )
-        )
+    ) -> Opening:
+        """Answer a conversation: ``async for token in llm.chat_stream(messages)``."""
+        make = self.llm.chat_request
+        return Opening(lambda: self._open(make, messages, params, tools=tools, constraint=constraint))
 
     @overload
     async def generate(  # type: ignore[overload-overlap]  # a str is a sequence of strings, to the type checker
@@ -276,17 +286,38 @@ class AsyncLLM:
                 stream.close()
             raise
 
-    async def chat(
+    @overload
+    def chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         constraint: Constraint | None = None,
-    ) -> Completion:
-        """Answer a conversation."""
-        stream = await self.chat_stream(messages, params, tools=tools, constraint=constraint)
-        return await stream.completion()
+        stream: Literal[False] = False,
+    ) -> Coroutine[Any, Any, Completion]: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        constraint: Constraint | None = None,
+        stream: Literal[True],
+    ) -> Opening: ...
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        constraint: Constraint | None = None,
+        stream: bool = False,
+    ) -> Coroutine[Any, Any, Completion] | Opening:
+        """Answer a conversation: ``await llm.chat(messages)``; with ``stream``, see ``chat_stream``."""
+        opening = self.chat_stream(messages, params, tools=tools, constraint=constraint)
+        return opening if stream else opening.completion()
 
     async def close(self) -> None:
         """Release threads and memory; requests that have not ended fail."""
@@ -295,7 +326,5 @@ class AsyncLLM:
     async def __aenter__(self) -> AsyncLLM:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import index
 from os import PathLike
 from time import perf_counter
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard, Unpack, cast, overload
 
+from chabok.engine.closing import Closing
 from chabok.engine.handle import Handle
-from chabok.engine.load import Loaded, Options, Template, TextSide, load
+from chabok.engine.load import Loaded, Options, OptionValues, Template, TextSide, load
 from chabok.engine.request import Completion, Constraint, Request, SamplingParams, Token
 from chabok.errors import RequestError
 
@@ -30,7 +30,7 @@ Message: TypeAlias = Mapping[str, Any]
 GREEDY = SamplingParams()
 
 
-class Stream:
+class Stream(Closing):
     """An answer as it is written: iterate for tokens; then ``completion`` has the whole of it.
 
     Leaving a ``with`` block, or ``close()``, ends the generation early.
@@ -58,19 +58,11 @@ class Stream:
         if not self._handle.done:
             self._handle.cancel()
 
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __del__(self) -> None:
         self.close()  # nobody can read it any more
 
 
-class LLM:
+class LLM(Closing):
     """A language model, loaded and ready.
 
     model: the path of a GGUF file, a short name (``chabok list``), or a source such as ``hf:owner/repo``. It
@@ -81,6 +73,7 @@ class LLM:
     kv_memory: bytes of key-value cache; None for four contexts, but a quarter of the free memory at most.
     pack: keep the kernels' layout of the weights on disk, so that the next start takes no time.
     budget_s: seconds a step may take while something is being generated; long prompts are cut to fit.
+    max_queue: requests that may wait for their turn; more are refused with a BusyError.
     prefix_disk: keep the keys and values of prompts on disk, so that the same beginning is read from there
     after the next start. They tell what was asked, so this is for the caller to decide.
     prefix_disk_bytes: most that those of all models may take; None for 4 GB, but a quarter of the free disk
@@ -98,28 +91,11 @@ class LLM:
         self,
         model: str | PathLike[str] = "smollm2",
         *,
-        threads: int | None = None,
-        context: int | None = None,
-        max_batch: int = 64,
-        kv_memory: int | None = None,
-        pack: bool = True,
-        budget_s: float = 0.03,
-        prefix_disk: bool = False,
-        prefix_disk_bytes: int | None = None,
         progress: Progress | None = None,
+        **options: Unpack[OptionValues],
     ) -> None:
         started = perf_counter()
-        options = Options(
-            threads,
-            context,
-            max_batch,
-            kv_memory,
-            pack,
-            budget_s,
-            prefix_disk=prefix_disk,
-            prefix_disk_bytes=prefix_disk_bytes,
-        )
-        self._set(load(model, options, progress), perf_counter() - started)
+        self._set(load(model, Options.of(options), progress), perf_counter() - started)
 
     @classmethod
     def of(cls, loaded: Loaded, load_s: float = 0.0) -> LLM:
@@ -383,14 +359,6 @@ class LLM:
     def close(self) -> None:
         """Release threads and memory; requests that have not ended fail."""
         self.engine.close()
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, context={self.context})"

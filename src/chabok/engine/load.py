@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, cast
 
 from chabok.engine.engine import Engine, Tokenizer
 from chabok.engine.kv import pages_for
 from chabok.engine.pagefiles import PageFiles
+from chabok.engine.request import check_names
 from chabok.errors import CheckpointError, RequestError, TemplateError
 from chabok.models.batch import Model
 
@@ -85,6 +86,12 @@ class Options:
     prefix_disk: bool = False
     prefix_disk_bytes: int | None = None
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Options:
+        """Build from names and values; an unknown name is an error that suggests the nearest one."""
+        check_names("option", values, [item.name for item in fields(cls)])
+        return cls(**values)
+
     def __post_init__(self) -> None:
         for name in ("threads", "context", "max_batch", "kv_memory", "max_queue", "prefix_disk_bytes"):
             value = getattr(self, name)
@@ -96,6 +103,20 @@ class Options:
             raise RequestError(f"threads must be at most {MAX_THREADS}, not {self.threads}")
         if not isinstance(self.budget_s, int | float) or not self.budget_s > 0:
             raise RequestError(f"budget_s must be a number of seconds above 0, not {self.budget_s!r}")
+
+
+class OptionValues(TypedDict, total=False):
+    """The fields of ``Options`` as keyword arguments."""
+
+    threads: int | None
+    context: int | None
+    max_batch: int
+    kv_memory: int | None
+    pack: bool
+    budget_s: float
+    max_queue: int
+    prefix_disk: bool
+    prefix_disk_bytes: int | None
 
 
 class Loaded:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -16,6 +16,15 @@ from chabok.errors import RequestError
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline"]
 """Why a sequence ended: an end token or stop string, a limit on its length, its caller, or its deadline."""
+
+
+def check_names(what: str, values: Iterable[str], names: list[str]) -> None:
+    """Raise RequestError for a name that is not among those there are, and suggest the nearest."""
+    for name in values:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
+            raise RequestError(f"there is no {what} {name!r}{hint}", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,11 @@ class SamplingParams:
         None, Range(0, 1000), "report log probabilities, and those of the n best tokens"
     )
 
+    def __new__(cls, *values: Any, **named: Any) -> SamplingParams:
+        """Refuse an unknown name with the nearest one."""
+        check_names("sampling parameter", named, [item.name for item in fields(cls)])
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
         set_ = object.__setattr__
         try:
@@ -133,12 +147,6 @@ class SamplingParams:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Build from names and values; an unknown name is an error that suggests the nearest one."""
-        names = [item.name for item in fields(cls)]
-        for name in values:
-            if name not in names:
-                near = difflib.get_close_matches(name, names, 1)
-                hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
-                raise RequestError(f"there is no sampling parameter {name!r}{hint}")
         return cls(**values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from types import TracebackType
@@ -47,3 +48,13 @@ class Turnstile:
 
 TURNS = Turnstile()
 """That of this process."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread of Python may keep others waiting. With the interpreter's own 5 ms, an engine whose step
+has ended waits 5 ms for a busy event loop or tokenizer before it can begin the next one; with this, 0.7 ms,
+for a few percent of the busy thread's speed."""
+
+
+def take_quick_turns() -> None:
+    """Let threads of this process hand over quickly; for servers, which run an event loop beside engines."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)

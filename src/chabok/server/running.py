@@ -19,6 +19,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
+from chabok.engine.turnstile import take_quick_turns
 from chabok.errors import ChabokError, ResourceError
 from chabok.server.connection import connections
 from chabok.server.listening import raise_file_limit
@@ -87,6 +88,7 @@ class Server(uvicorn.Server):
     def run_to_end(self) -> None:
         """Serve until told to stop; raises what made that necessary. Blocks."""
         raise_file_limit()
+        take_quick_turns()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self.serve(self._sockets))
         if self.failure is not None:
