@@ -101,7 +101,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 @cache
 def llm(name: str) -> LLM:
-    return LLM(FIXTURES / f"{name}.gguf", context=512, threads=1)
+    return LLM(FIXTURES / f"{name}.gguf", context=512, threads=1, pack=False)
 
 
 @pytest.mark.parametrize("model", ["llama", "gemma3"])

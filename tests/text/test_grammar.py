@@ -119,7 +119,9 @@ def test_random_choices_under_a_mask_always_make_what_was_asked_for(kind: str) -
             assert 2 <= len(json.loads(one.decode(tokens, continuation=True))) <= 4
 
 
-def test_many_masks_at_once_are_the_masks_one_by_one() -> None:
+@pytest.mark.parametrize("worth_s", [0.0, 1.0])
+def test_many_masks_at_once_are_the_masks_one_by_one(worth_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chabok.text.grammar._WORTH_SHARING_S", worth_s)  # on several cores, and on one
     one = tokenizer()
     makers: list[Callable[[], Grammar]] = [
         grammars().json_object,
@@ -128,6 +130,7 @@ def test_many_masks_at_once_are_the_masks_one_by_one() -> None:
     ]
     matchers = [make().matcher() for make in makers * 3]
     masks = np.zeros((len(matchers), -(-one.vocab_size // 32)), np.uint32)
+    Grammar.fill_masks(matchers, masks)
     Grammar.fill_masks(matchers, masks)
     for matcher, mask in zip(matchers, masks, strict=True):
         alone = np.zeros_like(mask)

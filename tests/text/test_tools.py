@@ -16,7 +16,8 @@ HERMES = """{%- if tools %}{{- '<|im_start|>system\nYou may call:\n' }}
 {{- 'Write <tool_call>\n{"name": ..., "arguments": ...}\n</tool_call><|im_end|>\n' }}{%- endif %}
 {%- for m in messages %}{{- '<|im_start|>' + ('user' if m.role == 'tool' else m.role) + '\n' }}
 {%- if m.role == 'tool' %}{{- '<tool_response>\n' + m.content + '\n</tool_response>' }}
-{%- elif m.content %}{{- m.content }}{%- endif %}
+{%- elif '</think>' in m.content %}{{- m.content.split('</think>')[-1] }}
+{%- else %}{{- m.content }}{%- endif %}
 {%- for call in m.tool_calls or [] %}
 {{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
 {{- call.function.arguments | tojson }}{{- '}\n</tool_call>' }}{%- endfor %}
@@ -24,7 +25,7 @@ HERMES = """{%- if tools %}{{- '<|im_start|>system\nYou may call:\n' }}
 
 LLAMA3 = """{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}
 {%- if tools is defined and tools %}{%- for t in tools %}{{- t | tojson }}{%- endfor %}{%- endif %}
-{%- for m in messages %}{%- if m.tool_calls %}
+{%- for m in messages %}{%- if 'tool_calls' in m %}
 {%- if m.tool_calls | length != 1 %}{{- raise_exception('only one call at a time') }}{%- endif %}
 {%- set call = m.tool_calls[0].function %}
 {{- '<|start_header_id|>assistant<|end_header_id|>\n\n{"name": "' + call.name + '", "parameters": ' }}
@@ -82,6 +83,8 @@ CONVERSATION: list[dict[str, Any]] = [
     {"role": "tool", "tool_call_id": "call_abc1", "content": "21"},
     {"role": "tool", "tool_call_id": "call_abcdef2", "content": "23"},
     {"role": "user", "content": "And now?"},
+    {"role": "assistant", "content": "Warm.", "tool_calls": []},
+    {"role": "user", "content": "Thanks."},
 ]
 
 

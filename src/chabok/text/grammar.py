@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,26 +93,43 @@ class Grammar:
 
     @staticmethod
     def fill_masks(matchers: Sequence[GrammarMatcher], masks: NDArray[np.uint32]) -> None:
-        """``fill_mask`` for many at once, on several cores: masks uint32[>= n, ceil(vocab / 32)], C order.
+        """``fill_mask`` for many at once: masks uint32[>= n, ceil(vocab / 32)], C order. On several cores if
+        that pays, which most masks are too quick for.
 
         A matcher that fails is found by its ``check``; its row means nothing then.
         """
-        if len(matchers) == 1:
-            matchers[0].inner.unsafe_compute_mask_ptr(masks.ctypes.data, masks.shape[1] * 4)
-            return
-        pairs = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
-        _executor().unsafe_compute_mask_ptr(pairs, masks.ctypes.data, masks.shape[1] * 4, len(masks))
+        _MASKING.fill([matcher.inner for matcher in matchers], masks)
 
 
-_executors: list[LLExecutor] = []
+class _Masking:
+    """Computes masks one after the other, or on several cores where the last ones took long."""
+
+    def __init__(self) -> None:
+        self._each_s = 0.0  # of late
+        self._executor: LLExecutor | None = None
+
+    def fill(self, inner: list[LLMatcher], masks: NDArray[np.uint32]) -> None:
+        started = perf_counter()
+        address, row_bytes, n = masks.ctypes.data, masks.shape[1] * 4, len(inner)
+        cores = 1.0
+        if n > 1 and n * self._each_s > _WORTH_SHARING_S:
+            if self._executor is None:
+                from llguidance import LLExecutor
+
+                self._executor = LLExecutor()
+            cores = 2.0  # at least, if it was worth it
+            self._executor.unsafe_compute_mask_ptr(
+                [(one, row) for row, one in enumerate(inner)], address, row_bytes, len(masks)
+            )
+        else:
+            for row, one in enumerate(inner):
+                one.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
+        each = (perf_counter() - started) * cores / n
+        self._each_s += (each - self._each_s) * 0.2
 
 
-def _executor() -> LLExecutor:
-    if not _executors:
-        from llguidance import LLExecutor
-
-        _executors.append(LLExecutor())
-    return _executors[0]
+_WORTH_SHARING_S = 0.002
+_MASKING = _Masking()
 
 
 class _Vocabulary:

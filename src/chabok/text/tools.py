@@ -119,12 +119,18 @@ class ToolFormat:
         tools, but earlier calls and results in the messages stay what they are.
         """
         told = [] if choice == "none" else list(tools)
-        found = [dict(message) for message in messages]
+        found = [
+            {key: value for key, value in message.items() if key != "tool_calls" or value}
+            for message in messages
+        ]
         if self.name == "mistral":
             return _with_short_ids(found), told or None
         if self.name == "llama3":
             return _one_call_each(found), told or None
         if self.native:
+            for message in found:
+                if message.get("tool_calls") and message.get("content") is None:
+                    message["content"] = ""  # Qwen 3's looks into it
             return found, told or None
         return self._explained(found, told), None
 
