@@ -218,6 +218,19 @@ def test_models_are_listed_in_pages(client: anthropic.Anthropic) -> None:
         client.models.retrieve("none")
 
 
+def test_the_clients_own_loop_over_tools_works_though_no_thread_is_kept(client: anthropic.Anthropic) -> None:
+    @anthropic.beta_tool
+    def now() -> str:
+        """The time."""
+        return "noon"
+
+    runner = client.beta.messages.tool_runner(**ASK, tools=[now], max_iterations=1)
+    (message,) = list(runner)
+    assert message.content
+    with pytest.raises(anthropic.BadRequestError, match="thread"):
+        client.messages.create(**ASK, extra_body={"thread": {"type": "create"}})
+
+
 WEATHER: dict[str, Any] = {
     "name": "get_weather",
     "description": "The weather in a city",

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from chabok.errors import RequestError
+from chabok.server.errors import UNSUPPORTED_THREAD, RefusedError
 from chabok.server.events import ResponseFormat
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
@@ -205,6 +206,7 @@ class Conversation(Struct, forbid_unknown_fields=True, kw_only=True):
     diagnostics: Any | UnsetType = UNSET
     inference_geo: Any | UnsetType = UNSET
     mcp_servers: Any | UnsetType = UNSET
+    thread: Any | UnsetType = UNSET
     user_profile_id: Any | UnsetType = UNSET
     workspace_id: Any | UnsetType = UNSET
 
@@ -245,7 +247,13 @@ _UNSUPPORTED = (
 
 
 def check(body: Conversation) -> None:
-    """Raise RequestError for a parameter that is known but not supported."""
+    """Raise RequestError for a parameter that is known but not supported; RefusedError for a thread, whose
+    code tells clients to go on without.
+    """
+    if body.thread not in (UNSET, None):
+        raise RefusedError(
+            400, "thread: conversations are not kept here; send all of the messages", UNSUPPORTED_THREAD
+        )
     for name in _UNSUPPORTED:
         if getattr(body, name) not in (UNSET, None, []):
             raise RequestError(f"{name} is not supported by this server; leave it out", name)

@@ -26,6 +26,9 @@ from chabok.errors import (
 
 _log = logging.getLogger("chabok.server")
 
+UNSUPPORTED_THREAD = "thread_unsupported_request"
+"""What Anthropic's clients have to be told to send whole conversations."""
+
 Dialect: TypeAlias = Literal["openai", "anthropic", "ollama"]
 
 
@@ -97,7 +100,9 @@ def shape(problem: Problem, dialect: Dialect, request_id: str = "") -> dict[str,
         return {"error": message}
     if dialect == "anthropic":
         kind = _kind(_ANTHROPIC, "api_error", status)
-        error = {"type": kind, "message": message}
+        error: dict[str, Any] = {"type": kind, "message": message}
+        if problem.code == UNSUPPORTED_THREAD:
+            error["details"] = {"error_code": problem.code, "unsupported": ["thread"]}
         return {"type": "error", "error": error, "request_id": request_id or None}
     kind = _kind(_OPENAI, "server_error", status)
     return {"error": {"message": message, "type": kind, "param": problem.param, "code": problem.code}}
