@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import statistics
 import tracemalloc
@@ -229,8 +230,10 @@ def test_memory_does_not_grow_with_the_run_when_a_sink_takes_the_timelines(serve
             await stopwatch.run(Concurrent(4, requests=40))
             tracemalloc.start()
             await stopwatch.run(Concurrent(4, requests=40))
+            gc.collect()
             before = tracemalloc.get_traced_memory()[0]
             await stopwatch.run(Concurrent(4, requests=160))
+            gc.collect()
             after = tracemalloc.get_traced_memory()[0]
             tracemalloc.stop()
         return before, after

@@ -102,7 +102,8 @@ class Reader:
     @property
     def finished(self) -> bool:
         """Whether the stream said that it is complete."""
-        return self._parser.finished
+        parser = getattr(self, "_parser", None)  # gone once the response ended
+        return parser is None or parser.finished
 
     def head(self, at: float, status: int, headers: Mapping[str, str]) -> None:
         """Take status and headers."""
@@ -152,6 +153,8 @@ class Reader:
             timeline.failure = Failure(error.kind, str(error), getattr(error, "retry_after_s", None))
             at = timeline.done if timeline.done is not None else perf_counter() - self._start
             timeline.events.append(Event(at, "error", str(error)))
+        # They hold each other; apart they are freed at once, not when the collector next stops the clock.
+        del self._framing, self._parser
 
     def _conclude(self) -> None:
         timeline = self.timeline
