@@ -10,6 +10,7 @@ import pytest
 from tests.cli.processes import COMMAND, ROOT, chabok_run, environment
 from tests.engine.test_llm import mock_llm
 
+from chabok import bands
 from chabok.cli import params, speed
 from chabok.cli.run import _parser
 from chabok.cli.terminal import harmless
@@ -228,7 +229,7 @@ def test_the_last_line_reads_as_documented() -> None:
     ],
 )
 def test_speed_has_a_word(tokens_per_s: float, word: str) -> None:
-    assert speed.band(tokens_per_s) == word
+    assert bands.speed(tokens_per_s) == word
 
 
 def test_flags_are_not_abbreviated() -> None:

@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 from tests.server.conftest import Running
 
-from chabok.cli.speed import BANDS
+from chabok.bands import SPEED as BANDS
 from chabok.server import page
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}

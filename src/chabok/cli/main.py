@@ -37,6 +37,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "run": Command("chabok.cli.run", "main", "Answer a prompt, or chat", typer=False),
     "serve": Command("chabok.cli.serve", "main", "Serve models to the clients people have", typer=False),
+    "bench": Command("chabok.cli.bench", "main", "Measure any server, or a model without one", typer=False),
     "pull": Command("chabok.cli.pull", "pull", "Fetch a model before it is needed"),
     "list": Command("chabok.cli.list", "list_", "Show the models on this machine"),
     "show": Command("chabok.cli.show", "show", "Show what a model file holds"),

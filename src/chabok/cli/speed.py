@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
+from chabok import bands
 from chabok.engine.timings import Timings
-
-BANDS = (
-    (0, "slow"),
-    (50, "fair"),
-    (90, "keeps pace with a person"),
-    (110, "very fast"),
-    (200, "faster than one can follow"),
-)
-"""Tokens per second from which on a word holds, as one reader feels it."""
-
-
-def band(tokens_per_s: float) -> str:
-    """The word for a speed."""
-    return next(word for least, word in reversed(BANDS) if tokens_per_s >= least)
 
 
 def summary(timings: Timings) -> str:
@@ -34,7 +21,7 @@ def summary(timings: Timings) -> str:
         parts.append(f"{_rounded(timings.tokens_per_s)} tok/s")
     parts.append(f"{timings.output_tokens} token{'' if timings.output_tokens == 1 else 's'}")
     if timings.tokens_per_s:
-        parts.append(f"band: {band(timings.tokens_per_s)}")
+        parts.append(f"band: {bands.speed(timings.tokens_per_s)}")
     return " · ".join(parts)
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -23,6 +23,30 @@ KEYS = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY", "ollama": 
 VENDORS = {"api.openai.com": "openai", "api.anthropic.com": "anthropic", "ollama.com": "ollama"}
 PROBE = Patience(connect_s=3.0, headers_s=10.0, idle_s=10.0, total_s=20.0)
 """Time limits of the trivial calls that find out what an endpoint is."""
+
+
+class Target(Protocol):
+    """What can be measured: an endpoint, or a model without a server that is asked in the same way."""
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+
+    def client(self) -> Any:
+        """What ``time`` takes: a pool of connections with ``warm`` and ``close``; a context manager."""
+
+    def ask(self, prompt: str, output_tokens: int, *, exact: bool = True) -> Ask:
+        """A request for an answer to a prompt."""
+
+    async def time(self, client: Any, ask: Ask, timeline: Timeline, start: float) -> Timeline:
+        """Send a request, and write what happens into its timeline."""
+
+    async def round_trip(self, client: Any) -> float | None:
+        """Seconds of a trivial call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +245,7 @@ async def _dialect(endpoint: Endpoint, client: Client) -> Dialect:
         await endpoint.get(client, "/v1/models")
     except StatusError as error:
         if error.status in (401, 403, 429) or error.status >= 500:
-            raise
+            raise MeasureError(f"{endpoint.origin}: {error}") from None
         anthropic = replace(endpoint, dialect=dialect_named("anthropic"))
         try:
             await anthropic.post(client, "/v1/messages", {})
@@ -234,6 +258,10 @@ async def _dialect(endpoint: Endpoint, client: Client) -> Dialect:
             f"{endpoint.origin} answers, but offers no API that is known here (GET /v1/models: {error}); "
             "give the whole URL of the method, or --dialect"
         ) from None
+    except ExchangeError:
+        raise
+    except MeasureError as error:
+        raise MeasureError(f"{endpoint.origin}/v1/models: {error}") from None
     return endpoint.dialect
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from chabok.measure.endpoint import Endpoint
+from chabok.measure.endpoint import Endpoint, Target
 from chabok.measure.failures import MeasureError
-from chabok.measure.http import Client
 from chabok.measure.prompts import Prompt, Synthetic, calibrate
 from chabok.measure.schedule import Concurrent, Load, Rate
 from chabok.measure.timeline import Failure, Timeline
@@ -51,7 +50,7 @@ class Outcome:
     """What one load did.
 
     window: ramp-up and drain excluded; None if the load was never steady. cpu_share: CPU time of this
-    process / wall time. lateness_p99_s: how far the client fell behind its schedule. timelines: empty if a
+    thread / wall time. lateness_p99_s: how far the client fell behind its schedule. timelines: empty if a
     sink took them. stopped: why it ended early, if it did.
     """
 
@@ -92,7 +91,7 @@ class Stopwatch:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: Target,
         prompts: Prompts,
         *,
         seed: int = 0,
@@ -105,7 +104,7 @@ class Stopwatch:
         self.prompts = prompts
         self.seed = seed
         self.exact = exact
-        self.client: Client = endpoint.client()
+        self.client = endpoint.client()
         self.start = perf_counter()
         self.started_at = time.time()
         self.outcomes: list[Outcome] = []
@@ -144,7 +143,7 @@ class Stopwatch:
         tally = _Tally(outcome)
         gc.collect()
         gc.freeze()  # what is there already need not be looked at again while tokens come
-        cpu = time.process_time()
+        cpu = time.thread_time()
         try:
             if isinstance(load, Concurrent):
                 await self._closed(load, tally)
@@ -152,11 +151,17 @@ class Stopwatch:
                 await self._open(load, tally)
         finally:
             outcome.ended = self.now()
-            outcome.cpu_share = (time.process_time() - cpu) / max(outcome.ended - outcome.began, 1e-9)
+            outcome.cpu_share = (time.thread_time() - cpu) / max(outcome.ended - outcome.began, 1e-9)
             gc.unfreeze()
             outcome.stopped = outcome.stopped or self.stopping
             tally.conclude()
         return outcome
+
+    async def one(self, prompt: Prompt, phase: str) -> Timeline:
+        """Time a single request now, outside of any load."""
+        outcome = Outcome(phase, Concurrent(1, requests=1), self.now())
+        number, self._number = self._number, self._number + 1
+        return await self._one(number, self.now(), prompt, _Tally(outcome))
 
     # -- closed loop
 

@@ -11,10 +11,10 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
-from chabok.measure.endpoint import Endpoint
+from chabok.measure.endpoint import Target
 from chabok.measure.failures import MeasureError
-from chabok.measure.http import Client
 from chabok.measure.timeline import Timeline
 
 _NOUNS = """
@@ -46,6 +46,8 @@ ENOUGH = 32
 """Fewer one-token words than this do not make prompts that differ enough."""
 PROBES = 48
 """Most requests that finding out the lengths may take."""
+PATIENCE_S = 10.0
+"""And about the longest time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ def _lengths(value: Lengths | int) -> Lengths:
 Counter = Callable[[str], Awaitable[int | None]]
 
 
-async def calibrate(endpoint: Endpoint, client: Client) -> Ruler:
+async def calibrate(endpoint: Target, client: Any) -> Ruler:
     """Find out by asking which words are one token, and what the template adds.
 
     Takes a few short requests; more where words are cut into several tokens. A ruler of source ``assumed``
@@ -168,13 +170,14 @@ async def calibrate(endpoint: Endpoint, client: Client) -> Ruler:
     count = _by_usage(endpoint, client)
     one = await count(WORDS[0])
     two = await count(f"{WORDS[0]} {WORDS[1]}")
-    if one is None or two is None:
-        return Ruler()
+    if one is None or two is None or two <= one:
+        return Ruler()  # no counts, or none that grow with the prompt
     overhead = one - 1 if two - one == 1 else max(2 * one - two, 0)
     good: list[str] = []
     waiting = [list(WORDS)]
+    until = perf_counter() + PATIENCE_S
     for _ in range(PROBES):
-        if not waiting:
+        if not waiting or perf_counter() > until:
             break
         words = waiting.pop(0)
         found = await count(" ".join(words))
@@ -190,7 +193,7 @@ async def calibrate(endpoint: Endpoint, client: Client) -> Ruler:
     return Ruler(tuple(good), overhead, "usage")
 
 
-def _by_usage(endpoint: Endpoint, client: Client) -> Counter:
+def _by_usage(endpoint: Target, client: Any) -> Counter:
     async def count(text: str) -> int | None:
         timeline = Timeline(0, 0.0)
         await endpoint.time(client, endpoint.ask(text, 1), timeline, perf_counter())

@@ -1,0 +1,305 @@
+"""``chabok bench``: what a server, or a model without one, is like and carries: a verdict from one line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, Any
+
+from chabok.cli.params import Parser, whole
+from chabok.cli.terminal import console, note
+from chabok.errors import RequestError
+
+if TYPE_CHECKING:
+    from chabok.measure.bench import Bench, Plan
+    from chabok.measure.cost import Price
+    from chabok.measure.endpoint import Target
+    from chabok.measure.report import Report
+    from chabok.measure.schedule import Load
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; the exit code: 1 if nothing was measured, or nothing without failures."""
+    found = parser().parse_intermixed_args(arguments)
+    seed = found.seed if found.seed is not None else int(time()) % 1_000_000
+    plan = _plan(found, seed)
+    options = _options(found)
+    command = _command(arguments, found, seed)
+    local = found.target is not None and "://" not in found.target and not _is_address(found.target)
+    if local:
+        from chabok.cli.bench_local import LocalModel
+
+        with LocalModel.open(found.target, quiet=found.quiet or found.json) as model:
+            return _measure(model, plan, found, command)
+    return _measure(None, plan, found, command, options)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = Parser(
+        "chabok bench",
+        description="Measure a server of any OpenAI-compatible, Anthropic or Ollama kind, or a model without "
+        "a server. Without a target, whatever answers on the usual local ports.",
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("target", nargs="?", metavar="TARGET", help="a URL (http://host:port), or the name of a local model")
+    add("-m", "--model", default="", help="the served model to ask (default: the first one)")
+    add("--dialect", default="", help="the API to speak, where it is not to be found out")
+    add("--api-key-env", metavar="NAME", help="the environment variable that holds the API key")
+    add("--api-key", metavar="KEY", help="the API key; other users of this machine can see it here")
+    add("--header", action="append", default=[], metavar="NAME:VALUE", help="sent with each request")
+    add("--extra", action="append", default=[], metavar="FIELD=JSON", help="added to each request's body")
+    add("--insecure", action="store_true", help="accept any TLS certificate")
+    add("--timeout", type=_number, default=900.0, metavar="S", help="longest time for one answer (900)")
+    length = made.add_mutually_exclusive_group()
+    length.add_argument("--quick", action="store_true", help="about 20 seconds")
+    length.add_argument("--thorough", action="store_true", help="about 5 minutes")
+    length.add_argument("--seconds", type=_number, metavar="S", help="about so long; of each load, if given")
+    load = made.add_argument_group("loads (default: one user, then more and more up to the knee)")
+    load.add_argument("--users", metavar="N,N", help="just so many at once, one load after the other")
+    load.add_argument("--rate", metavar="R,R", help="requests per second, due whether or not earlier ended")
+    load.add_argument("--ramp", metavar="R-R", help="a rate that rises from one to the other")
+    load.add_argument("--pattern", default="poisson", help="of rates: constant, poisson, or bursty")
+    load.add_argument("--requests", type=whole, metavar="N", help="end each load after so many")
+    load.add_argument("--most-users", type=whole, default=64, metavar="N", help="look no further (64)")
+    load.add_argument("--slo", action="append", default=[], metavar="LIMIT",
+                      help="as ttft=500ms:p95, itl=50ms:p99, speed=20; may be repeated")  # fmt: skip
+    text = made.add_argument_group("prompts and answers")
+    text.add_argument("--prompt-tokens", default="128", metavar="N", help="or N-M, evenly distributed (128)")
+    text.add_argument("--output-tokens", metavar="N", help="or N-M (128, fewer if that takes long)")
+    text.add_argument(
+        "--shared-prefix", type=whole, default=0, metavar="N", help="tokens that are the same in all prompts"
+    )
+    text.add_argument("--natural-end", action="store_true", help="let answers end where the model ends them")
+    text.add_argument("--seed", type=whole, help="the same seed makes the same prompts and arrivals")
+    price = made.add_argument_group("cost")
+    price.add_argument("--per-hour", type=_number, metavar="PRICE", help="of the machine")
+    price.add_argument("--watts", type=_number, help="the machine draws under load, with --per-kwh")
+    price.add_argument("--per-kwh", type=_number, metavar="PRICE", help="the tariff of electricity")
+    price.add_argument("--price", metavar="NAME", help="an entry of a price list")
+    price.add_argument("--prices", type=Path, metavar="FILE", help="a price list of one's own, as TOML")
+    add(
+        "-o", "--output", type=Path, default=Path("chabok-bench"), metavar="DIR", help="for the files written"
+    )
+    add("--json", action="store_true", help="print the report as JSON")
+    add("-q", "--quiet", action="store_true", help="no progress")
+    return made
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
+    return value
+
+
+def _is_address(target: str) -> bool:
+    """Whether it is meant as ``host:port``, not as a model."""
+    host, colon, port = target.partition("/")[0].rpartition(":")
+    return bool(colon and host and port.isdigit() and not Path(target).exists())
+
+
+def _plan(found: argparse.Namespace, seed: int) -> Plan:
+    from chabok.measure.bench import QUICK, THOROUGH, USUAL, Plan
+    from chabok.measure.prompts import Lengths
+    from chabok.measure.slo import DEFAULT, Limit
+
+    seconds = found.seconds or (QUICK if found.quick else THOROUGH if found.thorough else USUAL)
+    return Plan(
+        seconds=seconds,
+        prompt_tokens=Lengths.of(found.prompt_tokens),
+        output_tokens=None if found.output_tokens is None else Lengths.of(found.output_tokens),
+        shared=found.shared_prefix,
+        limits=tuple(Limit.of(text) for text in found.slo) or DEFAULT,
+        most_users=max(found.most_users, 1),
+        loads=_loads(found, seconds),
+        seed=seed,
+        exact=not found.natural_end,
+        price=_price(found),
+    )
+
+
+def _loads(found: argparse.Namespace, seconds: float) -> tuple[Load, ...]:
+    from chabok.measure.schedule import Concurrent, Rate
+
+    requests = found.requests
+    if sum(each is not None for each in (found.users, found.rate, found.ramp)) > 1:
+        raise RequestError("--users, --rate and --ramp are different loads; give one of them")
+    ends: float | None = None if requests and not found.seconds else seconds
+    loads: list[Load] = []
+    try:
+        if found.users is not None:
+            counts = [int(text) for text in found.users.split(",")]
+            each = None if requests else (found.seconds or seconds / len(counts))
+            loads += [Concurrent(count, requests, each) for count in counts]
+        elif found.rate is not None:
+            rates = [float(text) for text in found.rate.split(",")]
+            each = ends if found.seconds or ends is None else seconds / len(rates)
+            loads += [Rate(rate, requests, each, found.pattern) for rate in rates]
+        elif found.ramp is not None:
+            low, high = (float(text) for text in found.ramp.split("-"))
+            loads.append(Rate(low, requests, seconds, found.pattern, until_per_s=high))
+    except ValueError:
+        raise RequestError("--users takes 1,4,16; --rate 0.5,2; --ramp 1-10") from None
+    if not loads and requests is not None:
+        raise RequestError("--requests belongs to --users or --rate")
+    return tuple(loads)
+
+
+def _price(found: argparse.Namespace) -> Price | None:
+    from chabok.measure.cost import PRICES, Price, read_prices
+
+    if (found.watts is None) != (found.per_kwh is None):
+        raise RequestError("--watts and --per-kwh belong together")
+    if found.price is not None:
+        prices = read_prices(found.prices or PRICES)
+        if found.price not in prices:
+            raise RequestError(f"there is no price {found.price!r}; there are {', '.join(map(repr, prices))}")
+        return prices[found.price]
+    if found.per_hour is not None:
+        return Price.machine(found.per_hour)
+    return None if found.watts is None else Price.own(found.watts, found.per_kwh)
+
+
+def _options(found: argparse.Namespace) -> dict[str, Any]:
+    from chabok.measure.http import Patience
+
+    headers: dict[str, str] = {}
+    for text in found.header:
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip():
+            raise RequestError(f"--header takes NAME:VALUE, not {text!r}")
+        headers[name.strip()] = value.strip()
+    extra: dict[str, Any] = {}
+    for text in found.extra:
+        name, _, value = text.partition("=")
+        try:
+            extra[name] = json.loads(value)
+        except ValueError:
+            raise RequestError(f"--extra takes FIELD=JSON, as top_k=1, not {text!r}") from None
+    key = found.api_key or ""
+    if found.api_key_env is not None:
+        key = os.environ.get(found.api_key_env, "")
+        if not key:
+            raise RequestError(f"the environment variable {found.api_key_env} is empty")
+    return {
+        "model": found.model,
+        "dialect": found.dialect,
+        "key": key,
+        "headers": headers,
+        "extra": extra,
+        "verify": not found.insecure,
+        "patience": Patience(total_s=found.timeout, headers_s=found.timeout),
+    }
+
+
+def _command(arguments: list[str], found: argparse.Namespace, seed: int) -> str:
+    """The command that repeats this run; a key is left out."""
+    words = ["chabok", "bench"]
+    hide = False
+    for word in arguments:
+        words.append("..." if hide else "--api-key=..." if word.startswith("--api-key=") else word)
+        hide = word == "--api-key"
+    if found.seed is None:
+        words += ["--seed", str(seed)]
+    return shlex.join(words)
+
+
+def _measure(
+    target: Target | None,
+    plan: Plan,
+    found: argparse.Namespace,
+    command: str,
+    options: dict[str, Any] | None = None,
+) -> int:
+    from chabok.measure.report import write_report
+    from chabok.measure.timeline import TimelineFile
+
+    found.output.mkdir(parents=True, exist_ok=True)
+    name = _free_name(found.output)
+    raw = found.output / f"{name}.jsonl"
+    try:
+        with TimelineFile(raw, {"command": command, "seed": plan.seed}) as file:
+            report = asyncio.run(_run(target, plan, found, options, file))
+    except BaseException:
+        if raw.exists() and raw.read_bytes().count(b"\n") <= 1:
+            raw.unlink()  # nothing was measured
+        raise
+    report.command, report.timelines = command, raw.name
+    path = found.output / f"{name}.json"
+    write_report(path, report)
+    if found.json:
+        sys.stdout.write(path.read_text(encoding="utf-8"))
+    else:
+        from chabok.cli.bench_words import show
+
+        show(report, console(), [path, raw])
+    return _code(report)
+
+
+def _code(report: Report) -> int:
+    if not report.complete:
+        return 130
+    return 0 if any(level.summary.requests > level.summary.failed for level in report.levels) else 1
+
+
+def _free_name(folder: Path) -> str:
+    from datetime import datetime
+
+    stem = datetime.now().strftime("%Y-%m-%d-%H%M%S")
+    names = [stem, *(f"{stem}-{n}" for n in range(2, 100))]
+    return next(name for name in names if not (folder / f"{name}.jsonl").exists())
+
+
+async def _run(
+    target: Target | None, plan: Plan, found: argparse.Namespace, options: dict[str, Any] | None, sink: Any
+) -> Report:
+    from chabok.cli.bench_live import Live
+    from chabok.measure.bench import Bench
+    from chabok.measure.discover import discover
+    from chabok.measure.endpoint import detect
+
+    if target is None:
+        if found.target is None:
+            endpoints = await discover(**(options or {}))
+            target = endpoints[0]
+            others = ", ".join(str(each.origin) for each in endpoints[1:])
+            if not found.json:
+                note(f"measuring {endpoints[0].model} at {endpoints[0].origin}"
+                     + (f"; there is also {others}" if others else ""))  # fmt: skip
+        else:
+            target = await detect(found.target, **(options or {}))
+    with Live(quiet=found.quiet or found.json) as live:
+        bench = Bench(target, plan, sink=sink, watch=live.watch, tell=live.tell)
+        _on_interrupt(bench)
+        drawing = asyncio.get_running_loop().create_task(live.draw(bench))
+        try:
+            return await bench.run()
+        finally:
+            drawing.cancel()
+            with suppress(asyncio.CancelledError):
+                await drawing
+
+
+def _on_interrupt(bench: Bench) -> None:
+    """The first Ctrl-C ends the run and keeps what was measured; the second ends the program."""
+    loop = asyncio.get_running_loop()
+
+    def interrupted() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        bench.stop()
+
+    with suppress(NotImplementedError):  # Windows
+        loop.add_signal_handler(signal.SIGINT, interrupted)
