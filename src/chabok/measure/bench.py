@@ -126,7 +126,7 @@ class Bench:
             for load in plan.loads:
                 await self._level(load)
             return
-        one, requests = await self._level(Concurrent(1, seconds=plan.seconds * 0.2))
+        one, requests = await self._level(Concurrent(1, seconds=plan.seconds * 0.2, at_least=5))
         cold = (
             Effect(one.summary.ttft.median, first_s)
             if one.summary.ttft and (first_s := _ttft(first))
@@ -170,7 +170,7 @@ class Bench:
         users, missed = 1, 0 if one.met else 1
         while users < plan.most_users and not self._over():
             users = min(2 * users, plan.most_users)
-            level, _ = await self._level(Concurrent(users, seconds=plan.seconds * 0.1))
+            level, _ = await self._level(self._users(users))
             if self._stopping:
                 return
             if level.met and not missed:
@@ -184,7 +184,7 @@ class Bench:
         low, high = self.report.capacity, missed
         while high - low > max(1, low // 8) and low and not self._over():
             middle = (low + high) // 2
-            level, _ = await self._level(Concurrent(middle, seconds=plan.seconds * 0.1))
+            level, _ = await self._level(self._users(middle))
             if self._stopping:
                 return
             low, high = (middle, high) if level.met else (low, middle)
@@ -195,6 +195,10 @@ class Bench:
             self.report.notes.append(
                 f"the time was up, limits still met with {Concurrent(low, 1)}; --thorough looks further"
             )
+
+    def _users(self, users: int) -> Concurrent:
+        # All begin at once, as users never do; the second round shows how they really meet.
+        return Concurrent(users, seconds=self.plan.seconds * 0.1, at_least=2 * users)
 
     def _over(self) -> bool:
         return bool(self._stopping) or perf_counter() - self._began > self.plan.seconds * 1.2

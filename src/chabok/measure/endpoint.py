@@ -239,7 +239,7 @@ async def _dialect(endpoint: Endpoint, client: Client) -> Dialect:
     if endpoint.origin.host == "api.anthropic.com":
         return dialect_named("anthropic")
     home = await client.fetch("GET", endpoint.base + "/")
-    if b"Ollama is running" in home.content[:200]:
+    if b"Ollama is running" in home.content[:200] and not await _owned_by_chabok(endpoint, client):
         return dialect_named("ollama-chat")
     try:
         await endpoint.get(client, "/v1/models")
@@ -263,6 +263,15 @@ async def _dialect(endpoint: Endpoint, client: Client) -> Dialect:
     except MeasureError as error:
         raise MeasureError(f"{endpoint.origin}/v1/models: {error}") from None
     return endpoint.dialect
+
+
+async def _owned_by_chabok(endpoint: Endpoint, client: Client) -> bool:
+    """Chabok answers Ollama's clients, too; asked as OpenAI's it tells more and can force a length."""
+    try:
+        listed = await endpoint.get(client, "/v1/models")
+        return any(each.get("owned_by") == "chabok" for each in listed["data"])
+    except (MeasureError, KeyError, TypeError, AttributeError):
+        return False
 
 
 async def _models(endpoint: Endpoint, client: Client) -> tuple[list[str], str]:

@@ -172,17 +172,21 @@ class Stopwatch:
         last = None if load.requests is None else first + load.requests
 
         async def user() -> None:
-            pause = PAUSE_S
-            while not self._over(tally, end) and (last is None or self._number < last):
+            pause, free = PAUSE_S, self.now()
+            while (
+                not self._over(tally, end if self._number >= first + load.at_least else None)
+                and (last is None or self._number < last)
+            ):  # fmt: skip
                 number, self._number = self._number, self._number + 1
                 scheduled = self.now()
                 timeline = await self._one(number, scheduled, self.prompts(number), tally)
+                free = timeline.done or self.now()
                 if timeline.failure is None:
                     pause = PAUSE_S
                 else:
                     await asyncio.sleep(min(timeline.failure.retry_after_s or pause, LONGEST_PAUSE_S))
                     pause = min(2 * pause, LONGEST_PAUSE_S)
-            tally.idle_from = min(tally.idle_from, self.now())
+            tally.idle_from = min(tally.idle_from, free)
 
         await self._together([user() for _ in range(load.streams)])
 
@@ -316,7 +320,7 @@ class _Tally:
         # An open loop is steady from the first answer to the last arrival.
         start = self._steady_from if isinstance(outcome.load, Concurrent) else self._first_end
         end = min(self.idle_from, outcome.ended)
-        if outcome.load == Concurrent(1, outcome.load.requests, outcome.load.seconds):
+        if isinstance(outcome.load, Concurrent) and outcome.load.streams == 1:
             start, end = outcome.began, outcome.ended
         if end > start and outcome.requests > outcome.failed:
             outcome.window = Window(start, end)

@@ -18,12 +18,14 @@ class Concurrent:
     """A closed loop: ``streams`` users, each of whom asks again as soon as the answer is complete.
 
     Ends after so many ``requests`` in all or so many ``seconds``, whichever is first; what runs then is
-    completed. One stream is one request after the other.
+    completed. One stream is one request after the other. at_least: goes on beyond ``seconds`` until so many
+    requests were begun.
     """
 
     streams: int = 1
     requests: int | None = None
     seconds: float | None = None
+    at_least: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.streams <= 10_000:
