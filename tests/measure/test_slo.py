@@ -34,6 +34,7 @@ def test_a_limit_is_read_as_people_write_it(text: str, expected: Limit) -> None:
     assert found.metric == expected.metric
     assert found.bound == pytest.approx(expected.bound)
     assert found.percentile == expected.percentile
+    assert Limit.of(found.text) == found
 
 
 @pytest.mark.parametrize(

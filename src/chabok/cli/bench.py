@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -159,15 +160,12 @@ def _loads(found: argparse.Namespace, seconds: float) -> tuple[Load, ...]:
 
 
 def _price(found: argparse.Namespace) -> Price | None:
-    from chabok.measure.cost import PRICES, Price, read_prices
+    from chabok.measure.cost import PRICES, Price, find_price
 
     if (found.watts is None) != (found.per_kwh is None):
         raise RequestError("--watts and --per-kwh belong together")
     if found.price is not None:
-        prices = read_prices(found.prices or PRICES)
-        if found.price not in prices:
-            raise RequestError(f"there is no price {found.price!r}; there are {', '.join(map(repr, prices))}")
-        return prices[found.price]
+        return find_price(found.price, found.prices or PRICES)
     if found.per_hour is not None:
         return Price.machine(found.per_hour)
     return None if found.watts is None else Price.own(found.watts, found.per_kwh)
@@ -225,20 +223,12 @@ def _measure(
     options: dict[str, Any] | None = None,
 ) -> int:
     from chabok.measure.report import write_report
-    from chabok.measure.timeline import TimelineFile
 
     found.output.mkdir(parents=True, exist_ok=True)
-    name = _free_name(found.output)
-    raw = found.output / f"{name}.jsonl"
-    try:
-        with TimelineFile(raw, {"command": command, "seed": plan.seed}) as file:
-            report = asyncio.run(_run(target, plan, found, options, file))
-    except BaseException:
-        if raw.exists() and raw.read_bytes().count(b"\n") <= 1:
-            raw.unlink()  # nothing was measured
-        raise
+    raw = found.output / f"{_free_name(found.output)}.jsonl"
+    report = asyncio.run(_run(target, plan, found, options, raw, command))
     report.command, report.timelines = command, raw.name
-    path = found.output / f"{name}.json"
+    path = raw.with_suffix(".json")
     write_report(path, report)
     if found.json:
         sys.stdout.write(path.read_text(encoding="utf-8"))
@@ -264,12 +254,18 @@ def _free_name(folder: Path) -> str:
 
 
 async def _run(
-    target: Target | None, plan: Plan, found: argparse.Namespace, options: dict[str, Any] | None, sink: Any
+    target: Target | None,
+    plan: Plan,
+    found: argparse.Namespace,
+    options: dict[str, Any] | None,
+    raw: Path,
+    command: str,
 ) -> Report:
     from chabok.cli.bench_live import Live
     from chabok.measure.bench import Bench
     from chabok.measure.discover import discover
     from chabok.measure.endpoint import detect
+    from chabok.measure.run import Loaded, Run, RunFile
 
     if target is None:
         if found.target is None:
@@ -282,15 +278,22 @@ async def _run(
         else:
             target = await detect(found.target, **(options or {}))
     with Live(quiet=found.quiet or found.json) as live:
-        bench = Bench(target, plan, sink=sink, watch=live.watch, tell=live.tell)
+        bench = Bench(target, plan, watch=live.watch, tell=live.tell)
         _on_interrupt(bench)
         drawing = asyncio.get_running_loop().create_task(live.draw(bench))
+        measured = False
         try:
-            return await bench.run()
+            with RunFile(raw, replace(bench.about, command=command)) as log:
+                bench.log = log
+                report = await bench.run()
+                measured = True
+            return report
         finally:
             drawing.cancel()
             with suppress(asyncio.CancelledError):
                 await drawing
+            if not measured and not any(isinstance(each, Loaded) for each in Run(raw)):
+                raw.unlink()  # nothing that is worth keeping
 
 
 def _on_interrupt(bench: Bench) -> None:

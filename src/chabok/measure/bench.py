@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from time import perf_counter
 
 from chabok.measure.breakdown import Effect, PrefillFit, break_down, fit_prefill
-from chabok.measure.cost import Price, cost
+from chabok.measure.cost import Price, cost, prefill_share_of
 from chabok.measure.endpoint import Endpoint, Target
 from chabok.measure.failures import MeasureError
 from chabok.measure.load import Outcome, Sink, Stopwatch
 from chabok.measure.metrics import Request, measure
 from chabok.measure.prompts import Lengths, Ruler, Synthetic, calibrate
 from chabok.measure.report import Level, Report, level_of
+from chabok.measure.run import About, RunFile
 from chabok.measure.schedule import Concurrent, Load
 from chabok.measure.slo import DEFAULT, Limit
 from chabok.measure.timeline import Timeline
@@ -52,14 +53,16 @@ QUICK, USUAL, THOROUGH = 20.0, 60.0, 300.0
 
 
 class Bench:
-    """One run of a plan. ``tell`` hears what it is at, ``watch`` of requests; ``sink`` keeps timelines."""
+    """One run of a plan. ``tell`` hears what it is at, ``watch`` of requests.
+
+    log: where everything is kept, if it is set before the run.
+    """
 
     def __init__(
         self,
         target: Target,
         plan: Plan,
         *,
-        sink: Sink | None = None,
         watch: Sink | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
@@ -71,7 +74,8 @@ class Bench:
         if isinstance(target, Endpoint):
             self.report.dialect, self.report.server = target.dialect.name, target.server
             self.report.notes += target.notes
-        self._sink = sink
+        self.log: RunFile | None = None
+        self._shares: dict[int, float | None] = {}  # of prefill, by users
         self._watch = watch
         self._tell = tell or (lambda phase: None)
         self._kept: list[Timeline] = []
@@ -110,7 +114,32 @@ class Bench:
         if self._stopping:
             report.notes.append(f"{self._stopping}: this is what was measured until then")
         self._conclude()
+        if self.log is not None:
+            self.log.known(
+                round_trip_s=report.round_trip_s,
+                connect_s=report.connect_s,
+                output_tokens=report.output_tokens,
+                lengths=report.lengths,
+                notes=report.notes,
+                complete=report.complete,
+            )
         return report
+
+    @property
+    def about(self) -> About:
+        """What is known of the run before it begins."""
+        report, plan = self.report, self.plan
+        return About(
+            report.url,
+            report.model,
+            report.dialect,
+            report.server,
+            report.started_at,
+            seed=plan.seed,
+            prompt_tokens=_shown(plan.prompt_tokens),
+            limits=[limit.text for limit in plan.limits],
+            price=plan.price,
+        )
 
     async def _measure(self, stopwatch: Stopwatch, prompts: Synthetic, ruler: Ruler) -> None:
         plan = self.plan
@@ -155,6 +184,9 @@ class Bench:
         users = load.streams if isinstance(load, Concurrent) else 0
         level, requests = level_of(outcome, self._kept, list(self.plan.limits), users, seed=self.plan.seed)
         self._kept = []
+        if self.log is not None:
+            self.log.load(outcome)
+        self._shares[users] = prefill_share_of(requests)
         self.report.levels.append(level)
         if level.client_bound:
             self.report.notes.append(f"{load}: {level.client_bound}")
@@ -236,14 +268,14 @@ class Bench:
 
     def _keep(self, timeline: Timeline) -> None:
         self._kept.append(timeline)
-        if self._sink is not None:
-            self._sink(timeline)
+        if self.log is not None:
+            self.log(timeline)
 
     def _conclude(self) -> None:
         report, price = self.report, self.plan.price
         level = report.at_capacity or report.fastest
         if price is not None and level is not None:
-            report.cost = cost(price, level.summary, level.users)
+            report.cost = cost(price, level.summary, level.users, self._shares.get(level.users))
 
 
 def _ttft(timeline: Timeline) -> float | None:

@@ -53,6 +53,12 @@ class Limit:
             raise MeasureError(f"{text!r}: the bound must be more than 0, the percentile in 1..100")
         return cls(found[1], bound, percentile)
 
+    @property
+    def text(self) -> str:
+        """As it is typed, and read by ``of``."""
+        unit = "" if self.metric == "speed" else "s"
+        return f"{self.metric}={self.bound:g}{unit}:p{self.percentile:g}"
+
     def kept_by(self, request: Request) -> bool:
         """Whether a request keeps it; a failed one never does."""
         if not request.ok:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -151,7 +151,7 @@ class TimelineFile:
         """Write what is buffered, and close."""
         self._file.close()
 
-    def __enter__(self) -> TimelineFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
