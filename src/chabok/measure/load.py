@@ -28,6 +28,9 @@ MOST_IN_FLIGHT = 4096
 BUSY_SHARE, LATE_S = 0.8, 0.010
 """Share of a core, and lateness p99, beyond which the client is the bottleneck."""
 
+STEADY_SHARE = 0.2
+"""A steady window shorter than this share of its load is none."""
+
 Prompts = Callable[[int], Prompt]
 Sink = Callable[[Timeline], None]
 
@@ -322,7 +325,9 @@ class _Tally:
         end = min(self.idle_from, outcome.ended)
         if isinstance(outcome.load, Concurrent) and outcome.load.streams == 1:
             start, end = outcome.began, outcome.ended
-        if end > start and outcome.requests > outcome.failed:
+        # What is left of a short load between ramp-up and drain is too little to speak for it.
+        enough = end - start >= STEADY_SHARE * (outcome.ended - outcome.began) and end > start
+        if enough and outcome.requests > outcome.failed:
             outcome.window = Window(start, end)
 
 
