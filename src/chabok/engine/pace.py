@@ -20,6 +20,9 @@ LEAST_CHUNK = 4
 FIRST_CHUNK = 16
 """Prompt rows beside generating ones while nothing is known of their cost."""
 
+FIRST_ALONE = 128
+"""The same without generating ones: a large model may take a second for it."""
+
 _AIM = 0.9  # of the budget; the rest is for what cannot be foreseen
 _SHARE = 0.5  # of the generating rows' own time, where these use the budget up
 _STEEP = 1 / 1000  # positions over which attention is expected to cost as much as all else, until measured
@@ -106,7 +109,7 @@ class Pace:
         start, slope = self._costs(beside)
         first = start + slope * position
         if first <= 0:
-            return most if not beside else min(most, FIRST_CHUNK)
+            return min(most, FIRST_CHUNK if beside else FIRST_ALONE)
         if seconds <= 0:
             return 0
         # n rows cost n * (first + slope * n / 2).
