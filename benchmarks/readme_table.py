@@ -1,6 +1,6 @@
-"""Puts the figures of a run of ``peers.py`` into the README.
+"""Puts the figures of a run of ``peers.py`` or ``serving.py`` into the README.
 
-python benchmarks/readme_table.py peers.json
+python benchmarks/readme_table.py peers.json serving.json
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 NAMES = {
     "smollm2": "SmolLM2-135M Q4_1",
@@ -17,10 +18,9 @@ NAMES = {
     "moe": "Qwen3-MoE shape, 1 B, 8 of 64 experts",
 }
 PHASES = {"prefill": "prompt of 512", "decode": "generation", "batch32": "32 sequences at once"}
-BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def peers_table(rows: list[dict[str, object]]) -> str:
     """The rows as Markdown, under a line that names machine, threads and date."""
     first = rows[0]
     lines = [
@@ -39,12 +39,37 @@ def table(rows: list[dict[str, object]]) -> str:
     return "\n".join(lines)
 
 
+def serving_table(run: dict[str, Any]) -> str:
+    """The rows of a run of serving.py as Markdown; times in which Chabok does better."""
+    about = run["about"]
+    lines = [
+        f"Both servers on {about['threads']} threads of the same machine, {about['date']}, {about['model']}: "
+        "same file, threads and client, taking turns, medians (`python benchmarks/serving.py`).",
+        "",
+        "| case | streams | Chabok | llama-server | times | unit |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for row in run["rows"]:
+        peer = "" if row["peer"] is None else _figure(row["peer"])
+        ours = f"{row['ours']:.0%}" if row["unit"] == "share" else _figure(row["ours"])
+        ratio = f"**{row['ratio']:.1f}**" if row["ratio"] else ""
+        unit = "" if row["unit"] == "share" else row["unit"]
+        lines.append(f"| {row['case']} | {row['concurrency'] or ''} | {ours} | {peer} | {ratio} | {unit} |")
+    return "\n".join(lines)
+
+
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def main() -> None:
-    rows = json.loads(Path(sys.argv[1]).read_text())
     readme = Path(__file__).parents[1] / "README.md"
-    before, rest = readme.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    readme.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{after}")
+    for name in sys.argv[1:]:
+        run = json.loads(Path(name).read_text())
+        mark, table = ("peers", peers_table) if isinstance(run, list) else ("serving", serving_table)
+        begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+        before, rest = readme.read_text().split(begin)
+        readme.write_text(f"{before}{begin}\n{table(run)}\n{end}{rest.split(end)[1]}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""``python -m chabok`` is the ``chabok`` command."""
-
-from __future__ import annotations
+"""``python -m chabok``: the command line, where its script is not on the path."""
 
 import sys
 
