@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.cli.processes import ROOT, environment
+from tests.engine.mock import ByteTokenizer, continuation
 from tests.server.faking import FakeLoader, serving, settings
 
 from chabok.errors import ResourceError
@@ -293,14 +298,119 @@ def test_500_idle_connections_and_32_streams_live_together() -> None:
     with serving(settings(), FakeLoader(row_s=0.0005)) as (address, server):
         host, port = address.removeprefix("http://").split(":")
         idle = [socket.create_connection((host, int(port))) for _ in range(500)]
-        streams = [Streaming(address, {**ASK, "max_tokens": 100, "seed": i}) for i in range(32)]
-        for stream in streams:
+        streams = [
+            Streaming(address, {**ASK, "prompt": f"stream {i}", "max_tokens": 100, "temperature": 0})
+            for i in range(32)
+        ]
+        for i, stream in enumerate(streams):
             stream.join(60)
             assert stream.lines[-1] == "[DONE]", stream.error
-        assert len({"".join(stream.lines[1:-2][-1:]) for stream in streams}) >= 1
+            texts = [json.loads(line)["choices"][0]["text"] for line in stream.lines[:-1]]
+            alone = ByteTokenizer().decode(continuation(list(f"stream {i}".encode()), 100))
+            assert "".join(texts) == alone
         assert len(server.server_state.connections) >= 500
         for connection in idle:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         for connection in idle:
             assert connection.recv(1000).startswith(b"HTTP/1.1 200")
             connection.close()
+
+
+def test_a_request_that_waits_for_a_model_when_the_server_stops_is_told_so() -> None:
+    loader = FakeLoader()
+    with serving(settings("one", "two", shutdown_timeout=5.0), loader) as (address, server):
+        loader.go.clear()
+        answers: list[httpx.Response] = []
+        body = {"model": "two", "prompt": "x", "max_tokens": 5}
+        client = threading.Thread(
+            target=lambda: answers.append(httpx.post(address + "/v1/completions", json=body))
+        )
+        client.start()
+        while "two" not in loader.loads:
+            time.sleep(0.01)
+        server.stop()
+        time.sleep(0.1)
+        loader.go.set()
+        client.join(10)
+        assert answers[0].status_code == 503
+        assert answers[0].json()["error"]["code"] == "server_stopping"
+
+
+def test_systemd_is_told_when_the_models_are_there_and_when_the_server_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        loader = FakeLoader()
+        loader.go.clear()
+        with serving(settings(), loader, ready=False):
+            systemd.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                systemd.recv(100)
+            systemd.settimeout(5)
+            loader.go.set()
+            assert systemd.recv(100) == b"READY=1"
+        assert systemd.recv(100) == b"STOPPING=1"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_a_server_with_a_certificate_speaks_https(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    kind = [
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+    ]
+    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", *kind, *files], check=True, capture_output=True)
+    with serving(settings(tls_certificate=certificate, tls_key=key)) as (address, _):
+        assert address.startswith("https://127.0.0.1:")
+        context = ssl.create_default_context(cafile=str(certificate))
+        assert httpx.get(address + "/health", verify=context).status_code == 200
+
+
+def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
+    from chabok.server.auth import new_key
+
+    path = tmp_path / "keys.toml"
+    new_key("alice", path)
+    with process("--api-keys", str(path), row_s=0.0) as (running, address, said):
+        key = new_key("bob", path)
+        running.send_signal(signal.SIGHUP)
+        until = time.monotonic() + 5
+        while "2 keys read from" not in said.read_text() and time.monotonic() < until:
+            time.sleep(0.02)
+        assert httpx.get(address + "/v1/models", headers={"x-api-key": key}).status_code == 200
+
+
+@pytest.mark.wide
+def test_a_thousand_requests_at_once_are_each_answered_or_told_when_to_come_again() -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 8}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    async def one(host: str, port: int) -> tuple[int, bytes]:
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(head.encode() + body)
+        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 60)
+        writer.close()
+        return int(answer.split()[1]), answer
+
+    async def all_of_them(host: str, port: int) -> list[tuple[int, bytes]]:
+        return await asyncio.gather(*(one(host, port) for _ in range(1000)))
+
+    with serving(settings(), FakeLoader(row_s=0.0002)) as (address, server):
+        host, port = address.removeprefix("http://").split(":")
+        answers = asyncio.run(all_of_them(host, int(port)))
+        statuses = Counter(status for status, _ in answers)
+        assert set(statuses) <= {200, 429}
+        assert statuses[200] >= 256
+        assert all(b"retry-after" in answer.lower() for status, answer in answers if status == 429)
+        assert httpx.post(address + "/v1/completions", content=body).status_code == 200
+        assert not server.roster.entries()[0].in_use

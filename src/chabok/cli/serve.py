@@ -127,6 +127,8 @@ def _serve(settings: Settings) -> int:
     check_exposure(settings, bool(keys))
     logs.configure(settings)
     roster = Roster(settings)
+    if sys.stderr.isatty():
+        _fetch(settings)
     sockets = listen(settings)
     banner = Banner(settings, roster, sockets)
     app = build(roster, settings, keys)
@@ -141,6 +143,17 @@ def _serve(settings: Settings) -> int:
     )
     server.run_to_end()
     return 0
+
+
+def _fetch(settings: Settings) -> None:
+    """Fetch what is not here while somebody watches, with bars; where nobody does, the log tells."""
+    from chabok.checkpoints import sources
+    from chabok.cli.progress import Bars
+
+    for model in settings.models:
+        with Bars() as bars:
+            if sources.find(model.source) is None:
+                sources.resolve(model.source, bars)
 
 
 class Banner:

@@ -154,7 +154,10 @@ class Roster:
         self._cancel_timer(slot)
         slot.keep_alive = slot.settings.keep_alive if keep_alive is None else keep_alive
         try:
-            yield slot.served or await self._load(slot)
+            served = slot.served or await self._load(slot)
+            if self.stopping:  # while it was being loaded
+                raise StoppingError("the server is being stopped and takes no more requests")
+            yield served
         finally:
             slot.holds -= 1
             self._rest(slot)
