@@ -12,9 +12,9 @@ from tests.cli.processes import chabok_run
 from tests.server.faking import FakeLoader, serving, settings
 
 from chabok.engine.timings import Timings
-from chabok.server import auth
-from chabok.server.auth import Account, Admission, Bucket, Caller, Keys, Limits, given_key, new_key, read_keys
+from chabok.server.auth import Account, Admission, Bucket, Caller, Keys, given_key
 from chabok.server.errors import RefusedError
+from chabok.server.keyfile import Limits, exposed, new_key, read_keys
 from chabok.server.settings import SettingsError
 
 
@@ -158,11 +158,11 @@ def test_names_that_are_taken_or_odd_are_refused(tmp_path: Path) -> None:
 def test_permissions_that_let_others_at_the_keys_are_told(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     new_key("a", path)
-    assert auth.exposed(path) == ""
+    assert exposed(path) == ""
     path.chmod(0o644)
-    assert "can be read by everybody" in auth.exposed(path)
+    assert "can be read by everybody" in exposed(path)
     path.chmod(0o662)
-    assert "can be changed by others" in auth.exposed(path)
+    assert "can be changed by others" in exposed(path)
 
 
 def test_the_permissions_of_a_file_stay_when_a_key_is_added(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from tests.server.faking import MB, FakeLoader, settings
 
 from chabok.errors import BusyError, CheckpointError, ResourceError, StoppingError, UnknownModelError
-from chabok.server.auth import CALLER, Caller, Limits
+from chabok.server.auth import CALLER, Caller
 from chabok.server.errors import RefusedError
+from chabok.server.keyfile import Limits
 from chabok.server.roster import Roster
 from chabok.server.settings import ModelSettings, Settings
 

@@ -377,7 +377,7 @@ def test_a_server_with_a_certificate_speaks_https(tmp_path: Path) -> None:
 
 
 def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
-    from chabok.server.auth import new_key
+    from chabok.server.keyfile import new_key
 
     path = tmp_path / "keys.toml"
     new_key("alice", path)

@@ -14,8 +14,8 @@ from tests.cli.processes import chabok_run
 
 from chabok.cli import serve
 from chabok.server import config
-from chabok.server.auth import Limits
 from chabok.server.checking import check
+from chabok.server.keyfile import Limits
 from chabok.server.kinds import read_duration
 from chabok.server.settings import ModelSettings, Settings, SettingsError, model_name, options
 

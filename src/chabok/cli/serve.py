@@ -108,7 +108,7 @@ def _new_key(name: str, path: str | None) -> int:
 
     if path is None:
         raise RequestError("--new-key needs --api-keys FILE, the file that keeps what keys are known by")
-    from chabok.server.auth import new_key
+    from chabok.server.keyfile import new_key
 
     print(new_key(name, Path(path).expanduser()))
     print(f"chabok: this is the only time the key of {name} is shown; {path} holds its hash", file=sys.stderr)

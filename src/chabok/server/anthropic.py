@@ -36,7 +36,8 @@ from chabok.server.fields import check_stops, count, deadline_of, naming, priori
 from chabok.server.streaming import gather, server_timing, stream
 
 if TYPE_CHECKING:
-    from chabok.server.roster import ModelEntry, Served
+    from chabok.server.entries import ModelEntry
+from chabok.server.roster import Served
 
 SIGNATURE = "unsigned"
 """What stands where Anthropic signs thoughts: they come back as they were given, and nobody checks."""

@@ -13,20 +13,16 @@ import hmac
 import logging
 import os
 import re
-import secrets
-import stat
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from chabok.errors import ResourceError
 from chabok.server.errors import RefusedError
-from chabok.server.kinds import setting, text, texts, whole
-from chabok.server.settings import SettingsError, unknown
+from chabok.server.keyfile import Entry, Limits, digest_of, read_keys, state_of
+from chabok.server.settings import SettingsError
 
 if TYPE_CHECKING:
     from chabok.engine.timings import Timings
@@ -42,24 +38,7 @@ LOOK_S = 1.0
 """How often, at most, the file of keys is looked at for changes."""
 
 _KEY = re.compile(r"ck-([0-9a-f]{12})-([A-Za-z0-9_-]{43})")
-_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]{0,63}")
-_HASH = re.compile(r"sha256:([0-9a-f]{32}):([0-9a-f]{64})")
 _NOBODY = ("0" * 32, "0" * 64)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one key may do; None: no limit."""
-
-    requests_per_minute: int | None = setting(None, whole(1), "requests in a minute")
-    tokens_per_minute: int | None = setting(None, whole(1), "tokens of prompts and answers in a minute")
-    tokens_per_day: int | None = setting(None, whole(1), "tokens of prompts and answers in 24 hours")
-    concurrent: int | None = setting(None, whole(1), "requests at a time")
-    priority: int | None = setting(None, whole(-100, 100), "highest priority its requests may ask for")
-    models: tuple[str, ...] = setting((), texts("NAME"), "models it may use (default: all)")
-    prefixes: str | None = setting(
-        None, text(), "cached prefixes are shared by keys with the same word here (default: with no other)"
-    )
 
 
 class Bucket:
@@ -166,16 +145,6 @@ CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 """Who asks in this task. The roster looks here whether a model may be used: no interface can forget to."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One key of the file."""
-
-    name: str
-    salt: str
-    digest: str
-    limits: Limits
-
-
 class Keys:
     """The keys that open this server: the file's, which may change while it runs, and the environment's.
 
@@ -201,7 +170,7 @@ class Keys:
             )
         self._single = hashlib.sha256(single.encode()).digest() if single else None
         if path is not None:
-            self._seen = _state(path)
+            self._seen = state_of(path)
             self._take(read_keys(path))
 
     def __bool__(self) -> bool:
@@ -230,7 +199,7 @@ class Keys:
         secret = match[2] if match else ""
         # Somebody who is not known takes as long as somebody who is.
         salt, digest = (entry.salt, entry.digest) if entry else _NOBODY
-        if not hmac.compare_digest(_digest(salt, secret), digest) or entry is None:
+        if not hmac.compare_digest(digest_of(salt, secret), digest) or entry is None:
             raise RefusedError(
                 401, "this API key is not known here", "invalid_api_key", {"WWW-Authenticate": "Bearer"}
             )
@@ -243,7 +212,7 @@ class Keys:
         if self._path is None:
             return
         try:
-            self._seen = _state(self._path)
+            self._seen = state_of(self._path)
             self._take(read_keys(self._path))
             log.info("%d keys read from %s", len(self._entries), self._path)
         except (SettingsError, OSError) as error:
@@ -255,7 +224,7 @@ class Keys:
             return
         self._looked = now
         try:
-            changed = _state(self._path) != self._seen
+            changed = state_of(self._path) != self._seen
         except OSError as error:
             if self._seen is not None:
                 log.error("%s: %s; the keys stay as they were", self._path, error.strerror)
@@ -326,103 +295,3 @@ def given_key(headers: list[tuple[bytes, bytes]]) -> str | None:
         elif name == b"x-api-key":
             found = value.decode("latin-1").strip()
     return found
-
-
-# The file.
-
-
-def read_keys(path: Path) -> dict[str, Entry]:
-    """The keys of a file by id. Raises SettingsError, which names the entry."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(
-            f"api_keys {path}: {error.strerror or error}; "
-            f"`chabok serve --new-key NAME --api-keys {path}` makes a key and the file"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"api_keys {path}: not TOML: {error}") from None
-    found: dict[str, Entry] = {}
-    for name, table in tables.items():
-        where = f"{path}, table [{name}]:"
-        if not isinstance(table, dict):
-            raise SettingsError(f"{path}: {name} must be a table, [{name}], with the id and hash of a key")
-        key_id, entry = _entry(name, dict(table), where)
-        if key_id in found:
-            raise SettingsError(f"{where} its id is that of {found[key_id].name}, too")
-        found[key_id] = entry
-    return found
-
-
-def _entry(name: str, table: dict[str, Any], where: str) -> tuple[str, Entry]:
-    key_id, hashed = table.pop("id", None), table.pop("hash", None)
-    match = _HASH.fullmatch(hashed) if isinstance(hashed, str) else None
-    if not isinstance(key_id, str) or not re.fullmatch("[0-9a-f]{12}", key_id) or match is None:
-        raise SettingsError(f"{where} id and hash must be as `chabok serve --new-key` writes them")
-    known = {item.name: item.metadata["kind"] for item in fields(Limits)}
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in known:
-            raise unknown(key, ["id", "hash", *known], where)
-        try:
-            values[key] = known[key].read(value)
-        except ValueError as error:
-            raise SettingsError(f"{where} {key} must be {error}, not {value!r:.80}", key) from None
-    return key_id, Entry(name, match[1], match[2], Limits(**values))
-
-
-def new_key(name: str, path: Path) -> str:
-    """Add a key to the file, which is made if need be and only its owner can read; the key, this once.
-
-    Raises SettingsError for a name that is taken or odd, ResourceError if the file cannot be written.
-    """
-    if not _NAME.fullmatch(name):
-        raise SettingsError(f"a key's name has letters, digits and . _ @ + - (64 at most), not {name!r}")
-    if path.exists() and name in {entry.name for entry in read_keys(path).values()}:
-        raise SettingsError(
-            f"{path} has a key called {name} already; remove its table, or choose another name"
-        )
-    key_id, secret, salt = secrets.token_hex(6), secrets.token_urlsafe(32), secrets.token_hex(16)
-    quoted = name if re.fullmatch(r"[\w-]+", name) else f'"{name}"'
-    table = f'[{quoted}]\nid = "{key_id}"\nhash = "sha256:{salt}:{_digest(salt, secret)}"\n'
-    try:
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, f"{before.rstrip()}\n\n{table}".lstrip())
-    except OSError as error:
-        raise ResourceError(f"{path}: {error.strerror or error}") from None
-    return f"ck-{key_id}-{secret}"
-
-
-def _replace(path: Path, content: str) -> None:
-    """Write a file whole or not at all, keeping its permissions; a new one is for its owner alone."""
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def exposed(path: Path) -> str:
-    """What is wrong with the permissions of the file of keys; "" if nothing is."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if os.name == "posix" and mode & 0o022:
-        return f"{path} can be changed by others (mode {mode:o}); chmod 600 {path}"
-    if os.name == "posix" and mode & 0o004:
-        return f"{path} can be read by everybody (mode {mode:o}); chmod 600 {path}"
-    return ""
-
-
-def _digest(salt: str, secret: str) -> str:
-    return hashlib.sha256(bytes.fromhex(salt) + secret.encode()).hexdigest()
-
-
-def _state(path: Path) -> tuple[int, int, int]:
-    state = path.stat()
-    return state.st_mtime_ns, state.st_size, state.st_ino

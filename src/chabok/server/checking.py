@@ -43,7 +43,8 @@ class Check:
         return not self._problems
 
     def _keys(self) -> Keys:
-        from chabok.server.auth import Keys, exposed
+        from chabok.server.auth import Keys
+        from chabok.server.keyfile import exposed
 
         keys = Keys(self._settings.api_keys)
         if self._settings.api_keys is not None and (bad := exposed(self._settings.api_keys)):

@@ -21,7 +21,7 @@ from chabok.server.errors import RefusedError, encode
 from chabok.server.ollama_bodies import PullBody, ShowBody, name_of
 
 if TYPE_CHECKING:
-    from chabok.server.roster import ModelEntry
+    from chabok.server.entries import ModelEntry
 
 VERSION = "0.12.0"
 """The version of Ollama whose interface this is; clients compare it to know what they may ask for."""

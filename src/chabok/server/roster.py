@@ -12,19 +12,18 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from chabok.checkpoints.storage import format_bytes
 from chabok.engine.aio import AsyncLLM
 from chabok.errors import BusyError, ChabokError, ResourceError, StoppingError, UnknownModelError
 from chabok.server.auth import CALLER
+from chabok.server.entries import Installed, ModelEntry, described
 from chabok.server.facts import Facts
 from chabok.server.loading import DiskLoader, Loader, in_thread
-from chabok.server.settings import ModelSettings, Settings
+from chabok.server.settings import ModelSettings, Settings, model_name
 
 log = logging.getLogger("chabok.server")
 
@@ -33,9 +32,6 @@ BUDGET_SHARE = 0.8
 
 ROOM_S = 30.0
 """How long a model that has to be loaded waits for others to be done with."""
-
-SCAN_S = 5.0
-"""How old the list of installed models may be."""
 
 
 @dataclass(eq=False)
@@ -46,37 +42,6 @@ class Served:
     llm: AsyncLLM
     created: int
     settings: ModelSettings
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
-    """A model that clients may name, loaded or not.
-
-    size_bytes: its file. memory_bytes: what it takes now. expires: when it will be unloaded if nobody uses it
-    until then, in seconds since the epoch; None: not loaded, or to stay. context: tokens, as served.
-    trained_context: tokens the model was made for. A model whose file could not be read has error instead.
-    """
-
-    name: str
-    aliases: tuple[str, ...] = ()
-    loaded: bool = False
-    loading: bool = False
-    in_use: int = 0
-    size_bytes: int = 0
-    memory_bytes: int = 0
-    family: str = ""
-    title: str = ""
-    parameters: int = 0
-    quantization: str = ""
-    context: int = 0
-    trained_context: int = 0
-    modified: float = 0.0
-    digest: str = ""
-    expires: float | None = None
-    preloaded: bool = False
-    load_s: float = 0.0
-    error: str = ""
-    path: Path | None = None
 
 
 @dataclass(eq=False)
@@ -131,9 +96,7 @@ class Roster:
         self._making_room = asyncio.Lock()
         self._released = asyncio.Event()
         self._waiting_for = {slot.settings.name for slot in self._slots.values() if slot.pinned}
-        self._installed: dict[str, ModelEntry] = {}
-        self._scanned = -math.inf
-        self._scan: asyncio.Future[dict[str, ModelEntry]] | None = None
+        self._installed = Installed(self._loader, settings.others.context, clock)
         self._closers: set[asyncio.Task[None]] = set()
 
     # What a request does.
@@ -178,13 +141,13 @@ class Roster:
 
     def entries(self) -> list[ModelEntry]:
         """The models that the caller may name: first those of the settings, in their order."""
-        self._rescan()
+        self._renew()
         named = [self._entry(slot) for slot in self._slots.values()]
-        here = {entry.digest for entry in named if entry.digest} if self._installed else set()
+        here = {entry.digest for entry in named if entry.digest} if self._installed.entries else set()
         names = {name.lower() for entry in named for name in (entry.name, *entry.aliases)}
         named += [
             entry
-            for entry in self._installed.values()
+            for entry in self._installed.entries.values()
             if entry.name.lower() not in names and entry.digest not in here
         ]
         caller = CALLER.get()
@@ -229,7 +192,7 @@ class Roster:
             if slot.pinned:
                 async with self.use(slot.settings.name):
                     self._waiting_for.discard(slot.settings.name)
-        self._rescan()
+        self._renew()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests; return when the running ones have ended, or were, the time being up."""
@@ -256,7 +219,7 @@ class Roster:
             found = await in_thread(self._loader.installed)
             model = found.get(wanted) or found.get(f"{wanted}:latest")
             if model is not None:
-                public = _public(model.name)
+                public = model_name(model.name)
                 slot = self._named(public.lower()) or self._same_file(model.path)
                 if slot is None:
                     # By its path: should the file go, it must not be fetched again because of a request.
@@ -283,7 +246,11 @@ class Roster:
         from chabok.checkpoints import catalog
 
         known = [each for slot in self._slots.values() for each in slot.settings.names]
-        known += [entry.name for entry in self._installed.values()] if self.settings.serves_installed else []
+        known += (
+            [entry.name for entry in self._installed.entries.values()]
+            if self.settings.serves_installed
+            else []
+        )
         public = [each for each in dict.fromkeys(known) if "/" not in each[:1]]
         near = difflib.get_close_matches(name, public, 2)
         if near:
@@ -445,7 +412,7 @@ class Roster:
             error=slot.error,
         )
         if facts is not None:
-            entry = replace(entry, **_of(facts, settings.context))
+            entry = replace(entry, **described(facts, settings.context))
         if served is not None:
             expires = None
             if not slot.pinned and slot.keep_alive < math.inf:
@@ -460,56 +427,9 @@ class Roster:
             )
         return entry
 
-    def _rescan(self) -> None:
-        """Have the list of installed models renewed, in a thread, unless it is fresh."""
-        if not self.settings.serves_installed or self._scan is not None:
-            return
-        if self._clock() - self._scanned < SCAN_S:
-            return
-        self._scan = in_thread(self._installed_entries)
-        self._scan.add_done_callback(self._took_scan)
-
-    def _took_scan(self, scan: asyncio.Future[dict[str, ModelEntry]]) -> None:
-        self._scan = None
-        self._scanned = self._clock()
-        if not scan.cancelled() and scan.exception() is None:
-            self._installed = scan.result()
-
-    def _installed_entries(self) -> dict[str, ModelEntry]:
-        from chabok.server.facts import read_facts
-
-        found: dict[str, ModelEntry] = {}
-        for model in {id(model): model for model in self._loader.installed().values()}.values():
-            name = _public(model.name)
-            with suppress(ChabokError, OSError):  # of a family that cannot be run, or gone
-                found[name] = replace(
-                    ModelEntry(name), **_of(read_facts(model.path), self.settings.others.context)
-                )
-        return found
-
-
-def _of(facts: Facts, context: int | None) -> dict[str, Any]:
-    from chabok.engine.load import DEFAULT_CONTEXT
-
-    return {
-        "size_bytes": facts.size,
-        "family": facts.family,
-        "title": facts.title,
-        "parameters": facts.parameters,
-        "quantization": facts.quantization,
-        "context": min(facts.context, context or DEFAULT_CONTEXT),
-        "trained_context": facts.context,
-        "modified": facts.modified,
-        "digest": facts.fingerprint,
-        "path": facts.path,
-    }
-
-
-def _public(source: str) -> str:
-    """What clients call an installed model."""
-    from chabok.server.settings import model_name
-
-    return model_name(source)
+    def _renew(self) -> None:
+        if self.settings.serves_installed:
+            self._installed.renew()
 
 
 def _drain(served: Served, timeout_s: float) -> None:
