@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
+import ssl
+import subprocess
+import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +158,43 @@ def test_tls_where_there_is_none_is_told(server: ScriptedServer) -> None:
     url = server.script(Script([], raw=b"HTTP/1.1 400 Bad\r\n\r\n"))
     with pytest.raises((TlsError, ConnectError), match=r"TLS|no connection"):
         get(url.replace("http://", "https://"), patience=Patience(connect_s=1))
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    path = tmp_path / "server.pem"
+    made = shutil.which("openssl") and subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(path), "-out", str(path) + ".crt"],
+        capture_output=True,
+    )  # fmt: skip
+    if not made or made.returncode:
+        pytest.skip("needs the openssl program")
+    path.write_text(path.read_text() + Path(str(path) + ".crt").read_text())
+    return path
+
+
+def test_tls_is_spoken_and_an_untrusted_certificate_is_told_with_the_remedy(certificate: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with suppress(OSError), context.wrap_socket(connection, server_side=True) as secure:
+                    secure.recv(65536)
+                    secure.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(TlsError, match=r"not trusted.*--insecure"):
+            get(url)
+        assert get(url, verify=False).content == b"ok"
+        trusting = ssl.create_default_context(cafile=str(certificate) + ".crt")
+        assert get(url, verify=trusting).content == b"ok"
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_cancelled_request_closes_its_connection(server: ScriptedServer) -> None:

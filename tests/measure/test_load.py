@@ -7,6 +7,7 @@ import gc
 import itertools
 import statistics
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from tests.measure.formats import Answer, Said, openai_chat
@@ -29,6 +30,7 @@ from chabok.measure import (
     summarize,
 )
 from chabok.measure.load import _Tally
+from chabok.measure.prompts import FromFile
 
 SHORT = openai_chat(Answer([Said(2, "a"), Said(1, "b"), Said(1, "c")], {"prompt": 5, "output": 3}))
 
@@ -268,6 +270,27 @@ def test_a_shared_prefix_is_shared_and_nothing_more() -> None:
     assert len({each[20] for each in words}) == 50
     with pytest.raises(MeasureError, match="leaves nothing"):
         Synthetic(50, 10, shared=50)
+
+
+def test_prompts_come_from_a_file_of_text_or_json(tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_text("one\n\ntwo ü\n", encoding="utf-8")
+    prompts = FromFile(path, 7)
+    assert [prompts(number).text for number in range(3)] == ["one", "two ü", "one"]
+    assert prompts(0).output_tokens == 7
+    path.write_text('{"prompt": "a", "output_tokens": 3}\n{"prompt": "b"}\n')
+    made = [FromFile(path, 7)(number) for number in range(2)]
+    assert [(each.text, each.output_tokens) for each in made] == [("a", 3), ("b", 7)]
+    for content, said in (
+        ("", "no prompt"),
+        ('{"prompt": ""}', "line 1"),
+        ('{"prompt": "a"}\n{"x": 1}', "line 2"),
+    ):
+        path.write_text(content)
+        with pytest.raises(MeasureError, match=said):
+            FromFile(path)
+    with pytest.raises(MeasureError, match="cannot be read"):
+        FromFile(tmp_path / "none")
 
 
 def test_lengths_may_be_distributed() -> None:

@@ -80,6 +80,9 @@ def parser() -> argparse.ArgumentParser:
     text.add_argument(
         "--shared-prefix", type=whole, default=0, metavar="N", help="tokens that are the same in all prompts"
     )
+    text.add_argument(
+        "--prompts", type=Path, metavar="FILE", help="one per line, as text or JSON {prompt: ...}"
+    )
     text.add_argument("--natural-end", action="store_true", help="let answers end where the model ends them")
     text.add_argument("--seed", type=whole, help="the same seed makes the same prompts and arrivals")
     price = made.add_argument_group("cost")
@@ -114,11 +117,13 @@ def _is_address(target: str) -> bool:
 
 def _plan(found: argparse.Namespace, seed: int) -> Plan:
     from chabok.measure.bench import QUICK, THOROUGH, USUAL, Plan
-    from chabok.measure.prompts import Lengths
+    from chabok.measure.prompts import FromFile, Lengths
     from chabok.measure.slo import DEFAULT, Limit
 
     seconds = found.seconds or (QUICK if found.quick else THOROUGH if found.thorough else USUAL)
+    output = Lengths.of(found.output_tokens or 128)
     return Plan(
+        prompts=None if found.prompts is None else FromFile(found.prompts, output, seed),
         seconds=seconds,
         prompt_tokens=Lengths.of(found.prompt_tokens),
         output_tokens=None if found.output_tokens is None else Lengths.of(found.output_tokens),

@@ -23,8 +23,13 @@ def show(report: Report, out: Console, files: Sequence[Path]) -> None:
     def say(text: str = "", style: str | None = None) -> None:
         out.print(harmless(text), style=style, markup=False, highlight=False)
 
-    where = f"{report.model} at {report.url}" + (f" ({report.dialect})" if report.dialect else "")
-    say(f"\n{where}; prompts of {report.prompt_tokens} tokens, answers of {report.output_tokens}\n", "dim")
+    place = f" at {report.url}" if "://" in report.url else f", in {report.url}"
+    where = f"{report.model}{place}" + (f" ({report.dialect})" if report.dialect else "")
+    counted = report.prompt_tokens.replace("-", "").isdigit()
+    prompts = (
+        f"prompts of {report.prompt_tokens} tokens" if counted else f"prompts from {report.prompt_tokens}"
+    )
+    say(f"\n{where}; {prompts}, answers of {report.output_tokens}\n", "dim")
     rows = list(sentences(report))
     width = max((len(name) for name, _ in rows), default=0) + 2
     for name, text in rows:

@@ -14,7 +14,7 @@ from chabok.measure.endpoint import Endpoint, Target
 from chabok.measure.failures import MeasureError
 from chabok.measure.load import Outcome, Sink, Stopwatch
 from chabok.measure.metrics import Request, measure
-from chabok.measure.prompts import Lengths, Ruler, Synthetic, calibrate
+from chabok.measure.prompts import FromFile, Lengths, Ruler, Synthetic, calibrate
 from chabok.measure.report import Level, Report, level_of
 from chabok.measure.run import About, RunFile
 from chabok.measure.schedule import Concurrent, Load
@@ -33,6 +33,7 @@ class Plan:
 
     seconds: of the whole run. prompt_tokens, output_tokens: lengths (output None: 128, or as many as come in
     2.5 s). shared: tokens of a shared prefix. loads: just these, instead of one user and rising concurrency.
+    prompts: of a file, in place of synthetic ones.
     """
 
     seconds: float = 60.0
@@ -46,6 +47,7 @@ class Plan:
     exact: bool = True
     price: Price | None = None
     probes: bool = True
+    prompts: FromFile | None = None
 
 
 QUICK, USUAL, THOROUGH = 20.0, 60.0, 300.0
@@ -109,7 +111,7 @@ class Bench:
                 stopwatch.stop(self._stopping)
             await self._measure(stopwatch, prompts, ruler)
             report.connect_s = stopwatch.connect_s or None
-        report.prompt_tokens = _shown(plan.prompt_tokens)
+        report.prompt_tokens = self._prompt_length()
         report.complete = not self._stopping
         if self._stopping:
             report.notes.append(f"{self._stopping}: this is what was measured until then")
@@ -136,7 +138,7 @@ class Bench:
             report.server,
             report.started_at,
             seed=plan.seed,
-            prompt_tokens=_shown(plan.prompt_tokens),
+            prompt_tokens=self._prompt_length(),
             limits=[limit.text for limit in plan.limits],
             price=plan.price,
         )
@@ -150,7 +152,7 @@ class Bench:
         output = plan.output_tokens or self._answer_length(measure(second))
         self.report.output_tokens = _shown(output)
         prompts = Synthetic(plan.prompt_tokens, output, seed=plan.seed, shared=plan.shared, ruler=ruler)
-        stopwatch.prompts = prompts
+        stopwatch.prompts = plan.prompts or prompts
         if plan.loads:
             for load in plan.loads:
                 await self._level(load)
@@ -168,6 +170,10 @@ class Bench:
             requests, round_trip_s=self.report.round_trip_s, fit=fit, cache=cache, cold_start=cold
         )
         await self._rise(one)
+
+    def _prompt_length(self) -> str:
+        prompts = self.plan.prompts
+        return _shown(self.plan.prompt_tokens) if prompts is None else f"{prompts.path} ({len(prompts)})"
 
     def _answer_length(self, pilot: Request) -> Lengths:
         tokens = 128

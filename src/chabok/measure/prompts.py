@@ -7,11 +7,14 @@ that it reports.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from chabok.measure.endpoint import Target
 from chabok.measure.failures import MeasureError
@@ -89,10 +92,11 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, and the tokens it is meant to be long (template included) and to be answered with."""
+    """A prompt, and the tokens it is meant to be long (template included; None: any) and to be answered
+    with."""
 
     text: str
-    tokens: int
+    tokens: int | None
     output_tokens: int
 
 
@@ -152,6 +156,53 @@ class Synthetic:
                 break
         text += chance.choices(words, k=size - len(text))
         return Prompt(" ".join(text), size + self.ruler.overhead, output)
+
+
+class FromFile:
+    """Prompts of a file, one after the other and again from the beginning: a JSON object per line with
+    ``prompt`` and, if it likes, ``output_tokens``; or any text, a prompt per line.
+
+    Their lengths in tokens are whatever the model makes of them; a prompt that comes again may be answered
+    from a cache.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], output_tokens: Lengths | int = 128, seed: int = 0
+    ) -> None:
+        """MeasureError: the file cannot be read, or a line is not a prompt; says which."""
+        self.path = os.fspath(path)
+        self.output_tokens = _lengths(output_tokens)
+        self.seed = seed
+        try:
+            with open(path, encoding="utf-8") as file:
+                lines = [(number, line.strip()) for number, line in enumerate(file, 1) if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise MeasureError(f"{self.path}: prompts cannot be read: {error}") from None
+        if not lines:
+            raise MeasureError(f"{self.path}: there is no prompt; write one per line")
+        jsonl = lines[0][1].startswith("{")
+        self._prompts = [self._object(number, line) if jsonl else (line, None) for number, line in lines]
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def _object(self, number: int, line: str) -> tuple[str, int | None]:
+        try:
+            found = msgspec.json.decode(line, type=_Line)
+        except msgspec.MsgspecError as error:
+            raise MeasureError(f"{self.path}, line {number}: {error}") from None
+        return found.prompt, found.output_tokens
+
+    def __call__(self, number: int) -> Prompt:
+        """Prompt ``number``."""
+        text, output = self._prompts[number % len(self._prompts)]
+        chance = random.Random(f"{self.seed}:{number}")
+        return Prompt(text, None, output or self.output_tokens.draw(chance))
+
+
+class _Line(msgspec.Struct):
+    prompt: Annotated[str, msgspec.Meta(min_length=1)]
+    output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 def _lengths(value: Lengths | int) -> Lengths:
