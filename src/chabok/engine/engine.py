@@ -16,6 +16,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
+from chabok.engine.delivery import Delivery
 from chabok.engine.handle import Handle
 from chabok.engine.interrupts import interrupts_after
 from chabok.engine.kv import PagePool, pages_for, root_key
@@ -23,8 +24,8 @@ from chabok.engine.masks import Masks
 from chabok.engine.pagefiles import PageFiles
 from chabok.engine.prefixes import Prefixes
 from chabok.engine.rate import Rate
-from chabok.engine.request import Completion, FinishReason, Request, Token
-from chabok.engine.sampler import Choice, Sampler
+from chabok.engine.request import Request, check
+from chabok.engine.sampler import Sampler
 from chabok.engine.scheduler import Scheduler
 from chabok.engine.sequence import Sequence
 from chabok.engine.stats import Stats
@@ -32,10 +33,7 @@ from chabok.engine.stops import Detokenizer, Text
 from chabok.engine.timings import Timeline
 from chabok.engine.turnstile import TURNS
 from chabok.errors import BusyError, RequestError, ResourceError, StoppingError
-from chabok.models.batch import PAGE_TOKENS, Batch, Logits, Model
-
-MOST_LOGPROBS = 1000
-"""Of the best tokens at a position, how many can be asked for."""
+from chabok.models.batch import PAGE_TOKENS, Batch, Model
 
 LOADING_S = 0.002
 """How long a step waits for pages from disk when there is nothing else to do."""
@@ -111,6 +109,7 @@ class Engine:
         self.stats = Stats(n_pages)
         self.max_queue = max_queue
         self._rate = Rate()
+        self.delivery = Delivery(self.scheduler, self.stats, self._rate)
         self._stopping = False
         self._given_up: BaseException | None = None
         self._masks = Masks(model.vocab_size)
@@ -123,7 +122,6 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._deadlines = False  # whether a sequence in here has one
-        self._debug = bool(os.environ.get("CHABOK_DEBUG"))
         self._pid = os.getpid()
         _open_engines.add(self)
         if self.prefixes is not None:
@@ -144,7 +142,7 @@ class Engine:
         self._check_usable()
         if self._stopping:
             raise StoppingError("this model is being stopped and takes no more requests")
-        self._check_request(request)
+        check(request, self.model.vocab_size, self.context)
         if bounded:
             self._check_queue()
         params = request.params
@@ -244,31 +242,6 @@ class Engine:
                 "open it in the process that uses it"
             )
 
-    def _check_request(self, request: Request) -> None:
-        prompt, vocab = request.prompt, self.model.vocab_size
-        if len(prompt) == 0:
-            raise RequestError("the prompt has no tokens; give it at least one")
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            bad = next(token for token in prompt if not 0 <= token < vocab)
-            raise RequestError(f"the prompt has token id {bad}, but this model's are 0 to {vocab - 1}")
-        room = self.context if request.params.max_tokens == 0 else self.context - 1
-        if len(prompt) > room:
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but the context is {self.context} tokens "
-                "(prompt and answer together); shorten the prompt or open the model with a larger context"
-            )
-        wanted = request.prompt_logprobs
-        if wanted is not None and not 0 <= wanted <= MOST_LOGPROBS:
-            raise RequestError(
-                f"prompt_logprobs must be from 0 to {MOST_LOGPROBS}, not {wanted}", "prompt_logprobs"
-            )
-        bad_bias = [token for token in request.params.logit_bias if token >= vocab]
-        if bad_bias:
-            raise RequestError(
-                f"logit_bias has token id {bad_bias[0]}, but this model's are 0 to {vocab - 1}",
-                "logit_bias",
-            )
-
     def cancel(self, handle: Handle) -> None:
         """End a request at the next step."""
         self._cancelled.append(handle)
@@ -350,7 +323,7 @@ class Engine:
             self._take_messages()
             error = RequestError("the model was closed before this request ended")
             for sequence in (*self.scheduler.active, *self.scheduler.waiting):
-                self._fail(sequence, error)
+                self.delivery.fail(sequence, error)
             if self.prefixes is not None:
                 self.prefixes.close()
             self.model.close()
@@ -370,7 +343,7 @@ class Engine:
                 self._expire()
             if self._given_up is not None:
                 for sequence in (*scheduler.active, *scheduler.waiting):
-                    self._fail(sequence, self._given_up)
+                    self.delivery.fail(sequence, self._given_up)
             scheduler.others_stream = bool(TURNS.streaming - {id(self)})
             batch = scheduler.plan()
             if not batch and scheduler.waiting and not self._loading:
@@ -378,7 +351,7 @@ class Engine:
         except Exception as error:
             # Who is to blame cannot be known; nobody must be left waiting.
             for sequence in (*scheduler.active, *scheduler.waiting):
-                self._fail(sequence, error)
+                self.delivery.fail(sequence, error)
             batch = []
         if batch:
             self._compute(batch)
@@ -389,14 +362,14 @@ class Engine:
             self._notify()
 
     def _compute(self, batch: Batch) -> None:
-        scheduler, stats = self.scheduler, self.stats
+        scheduler, stats, delivery = self.scheduler, self.stats, self.delivery
         planned = scheduler.planned
         started = perf_counter()
         if scheduler.n_prompt or scheduler.collected:
             for sequence in planned:
                 if sequence.timeline.started is None:
-                    self._begin(sequence, started)
-        self._worst_gap = 0.0
+                    delivery.begin(sequence, started)
+        delivery.worst_gap = 0.0
         try:
             with TURNS:
                 started = perf_counter()  # the wait for other engines is not this step's cost
@@ -414,13 +387,13 @@ class Engine:
                 n_out = sequence.segment.outputs
                 scheduler.advance(sequence)
                 if n_out:
-                    now = self._deliver(sequence, logits, row, now)
+                    now = delivery.take(sequence, logits, row, now)
                 row += n_out
         except BaseException as error:
             # The step is half done: whoever was in it has no valid state.
             for sequence in planned:
                 if not sequence.handle.done:
-                    self._fail(sequence, error)
+                    self.delivery.fail(sequence, error)
             if not isinstance(error, Exception):
                 raise
         finally:
@@ -429,17 +402,8 @@ class Engine:
             stats.steps += 1
             stats.step_s += took
             stats.batch.observe(len(planned))
-            if self._worst_gap:
-                stats.gap(started, self._worst_gap)
-
-    def _begin(self, sequence: Sequence, now: float) -> None:
-        """The first row of a sequence is about to be computed."""
-        stats, timeline = self.stats, sequence.timeline
-        timeline.started = now
-        stats.queue_s.observe(now - timeline.submitted)
-        stats.prompt_tokens += sequence.n_prompt
-        stats.cached_tokens_memory += sequence.cached - sequence.cached_disk
-        stats.cached_tokens_disk += sequence.cached_disk
+            if delivery.worst_gap:
+                stats.gap(started, delivery.worst_gap)
 
     def _look_around(self) -> None:
         """Note how full everything is, at the end of a step."""
@@ -466,7 +430,7 @@ class Engine:
             for sequence in (*scheduler.active, *scheduler.waiting):
                 if sequence.handle is handle:
                     sequence.text.finish()
-                    self._finish(sequence, "cancelled")
+                    self.delivery.finish(sequence, "cancelled")
 
     def _expire(self) -> None:
         now, self._deadlines = perf_counter(), False
@@ -474,142 +438,9 @@ class Engine:
             deadline = sequence.request.deadline
             if deadline is not None and deadline <= now:
                 sequence.text.finish()
-                self._finish(sequence, "deadline")
+                self.delivery.finish(sequence, "deadline")
             else:
                 self._deadlines = self._deadlines or deadline is not None
-
-    def _deliver(self, sequence: Sequence, logits: Logits, row: int, now: float) -> float:
-        """Choose a sequence's next token and hand it out; ``now`` and the result are instants."""
-        try:
-            return self._choose(sequence, logits, row, now)
-        except Exception as error:
-            self._fail(sequence, error)
-            return perf_counter()
-
-    def _choose(self, sequence: Sequence, logits: Logits, row: int, now: float) -> float:
-        timeline, segment = sequence.timeline, sequence.segment
-        if timeline.prefilled is None:
-            if sequence.all_rows:
-                self._look_at_prompt(sequence, logits, row)
-            if sequence.computed < sequence.n_prompt:
-                return now
-            timeline.prefilled = now
-            if timeline.started is not None:
-                self.stats.prefill_s.observe(now - timeline.started)
-            if sequence.limit == sequence.n_prompt:
-                self._finish(sequence, "length")
-                return now
-        row += segment.outputs - 1
-        matcher, forced = sequence.matcher, sequence.opening
-        if matcher is None:
-            return self._take(sequence, sequence.sampler.choose(logits, row), now)
-        if forced:
-            sequence.opening = []
-        else:
-            matcher.check()
-            now = self._take(sequence, sequence.sampler.choose(logits, row, sequence.mask), now)
-            forced = matcher.forced() if sequence.forces and not sequence.handle.done else []
-        sequence.n_forced = len(forced)
-        for token in forced:
-            sequence.sampler.skip(token)
-            now = self._take(sequence, Choice(token), now)
-            if sequence.handle.done:
-                break
-        return now
-
-    def _take(self, sequence: Sequence, choice: Choice, now: float) -> float:
-        """Append a token that was chosen, or dictated, and hand it out."""
-        timeline, tokens, token = sequence.timeline, sequence.tokens, choice.token
-        chosen = perf_counter()
-        tokens.append(token)
-        reason: FinishReason | None = None
-        stopped_by: str | int | None = None
-        if token in sequence.end_ids:
-            reason, stopped_by, piece = "stop", token, ""
-        else:
-            if sequence.matcher is not None:
-                sequence.matcher.accept(token)
-            piece = sequence.text.push(token)
-            if sequence.text.stop is not None:
-                reason, stopped_by = "stop", sequence.text.stop
-            elif sequence.matcher is not None and sequence.matcher.finished:
-                reason = "stop"  # nothing else may follow, so the model need not say so
-            elif len(tokens) >= sequence.limit:
-                reason = "length"
-        if reason is not None:
-            piece += sequence.text.finish()
-            if stopped_by is None and sequence.text.stop is not None:
-                reason, stopped_by = "stop", sequence.text.stop
-        end = perf_counter()
-        timeline.sample_s += chosen - now
-        timeline.detokenize_s += end - chosen
-        if timeline.last is None:
-            timeline.first = end
-            self.stats.ttft_s.observe(end - timeline.arrived)
-        else:
-            gap = end - timeline.last
-            self.stats.itl_s.observe(gap)
-            if gap > timeline.worst_gap:
-                timeline.worst_gap = gap
-            if gap > self._worst_gap:
-                self._worst_gap = gap
-        timeline.last = end
-        self.stats.output_tokens += 1
-        if choice.logprob is not None:
-            sequence.choices.append(choice)
-        handle = sequence.handle
-        handle.tokens.append(Token(token, piece, choice.logprob, choice.top))
-        if reason is not None:
-            self._finish(sequence, reason, stopped_by)
-        elif handle.wake is not None:
-            handle.wake()
-        return end
-
-    def _look_at_prompt(self, sequence: Sequence, logits: Logits, row: int) -> None:
-        """Keep what was asked about the prompt rows of the step."""
-        start, n = sequence.segment.start, sequence.segment.outputs
-        if sequence.scores is not None:
-            sequence.scores.take(logits, row, start, n, sequence.request.prompt)
-        if sequence.request.prompt_logits:
-            kept = sequence.handle.prompt_logits
-            known = sum(map(len, kept)) - start  # rows seen before it lost its pages
-            if known < n:
-                kept.append(logits.values[row + max(known, 0) : row + n].copy())
-
-    def _finish(self, sequence: Sequence, reason: FinishReason, stopped_by: str | int | None = None) -> None:
-        self.scheduler.remove(sequence)
-        sequence.timeline.finished = perf_counter()
-        self.stats.ended(reason, sequence.timeline)
-        tokens = sequence.tokens[sequence.n_prompt :]
-        if reason in ("stop", "length"):
-            self._rate.ended(len(tokens))
-        wanted = sequence.request.params.logprobs is not None
-        handle, timings, scores = sequence.handle, sequence.timings(), sequence.scores
-        handle.timings = lambda: timings  # and the sequence is free to go
-        handle.completion = Completion(
-            text=sequence.text.whole(),
-            tokens=tokens,
-            finish_reason=reason,
-            timings=timings,
-            stopped_by=stopped_by,
-            logprobs=[choice.logprob or 0.0 for choice in sequence.choices] if wanted else None,
-            top_logprobs=[choice.top for choice in sequence.choices] if wanted else None,
-            prompt_logprobs=None if scores is None else scores.logprobs,
-            prompt_top_logprobs=None if scores is None else scores.top,
-        )
-        if handle.wake is not None:
-            handle.wake()
-        if self._debug and not self.scheduler.active:
-            self.scheduler.check_integrity()
-
-    def _fail(self, sequence: Sequence, error: BaseException) -> None:
-        self.scheduler.remove(sequence)
-        self.stats.finished["error"] += 1
-        timings = sequence.timings()
-        sequence.handle.timings = lambda: timings
-        sequence.handle.error = error
-        if sequence.handle.wake is not None:
-            sequence.handle.wake()
 
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from chabok.engine.timings import Timings
 from chabok.errors import RequestError
 
+MOST_LOGPROBS = 1000
+"""Of the best tokens at a position, how many can be asked for."""
+
 FinishReason = Literal["stop", "length", "cancelled", "deadline"]
 """Why a sequence ended: an end token or stop string, a limit on its length, its caller, or its deadline."""
 
@@ -96,7 +99,7 @@ class SamplingParams:
     ignore_eos: bool = _other(False, "go on past the model's end-of-text token")
     min_tokens: int = _number(0, Range(0), "no end-of-text token before this many tokens")
     logprobs: int | None = _number(
-        None, Range(0, 1000), "report log probabilities, and those of the n best tokens"
+        None, Range(0, MOST_LOGPROBS), "report log probabilities, and those of the n best tokens"
     )
 
     def __new__(cls, *values: Any, **named: Any) -> SamplingParams:
@@ -225,6 +228,33 @@ class Request:
     constraint: Constraint | None = None
     prompt_logprobs: int | None = None
     visible: frozenset[int] = frozenset()
+
+
+def check(request: Request, vocab_size: int, context: int) -> None:
+    """Raise RequestError if an engine of so many tokens, known and at once, cannot serve a request."""
+    prompt, vocab = request.prompt, vocab_size
+    if len(prompt) == 0:
+        raise RequestError("the prompt has no tokens; give it at least one")
+    if min(prompt) < 0 or max(prompt) >= vocab:
+        bad = next(token for token in prompt if not 0 <= token < vocab)
+        raise RequestError(f"the prompt has token id {bad}, but this model's are 0 to {vocab - 1}")
+    room = context if request.params.max_tokens == 0 else context - 1
+    if len(prompt) > room:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, but the context is {context} tokens "
+            "(prompt and answer together); shorten the prompt or open the model with a larger context"
+        )
+    wanted = request.prompt_logprobs
+    if wanted is not None and not 0 <= wanted <= MOST_LOGPROBS:
+        raise RequestError(
+            f"prompt_logprobs must be from 0 to {MOST_LOGPROBS}, not {wanted}", "prompt_logprobs"
+        )
+    bad_bias = [token for token in request.params.logit_bias if token >= vocab]
+    if bad_bias:
+        raise RequestError(
+            f"logit_bias has token id {bad_bias[0]}, but this model's are 0 to {vocab - 1}",
+            "logit_bias",
+        )
 
 
 class Token(NamedTuple):
