@@ -13,7 +13,8 @@ import pytest
 from tests.models import model_path
 from tests.server.conftest import Running, serving, tiny
 
-from chabok.server.auth import Keys, new_key
+from chabok.server.auth import Keys
+from chabok.server.keyfile import new_key
 from chabok.server.settings import ModelSettings, Settings
 
 HELLO = [{"role": "user", "content": "Hello"}]

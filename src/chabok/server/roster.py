@@ -246,11 +246,7 @@ class Roster:
         from chabok.checkpoints import catalog
 
         known = [each for slot in self._slots.values() for each in slot.settings.names]
-        known += (
-            [entry.name for entry in self._installed.entries.values()]
-            if self.settings.serves_installed
-            else []
-        )
+        known += list(self._installed.entries)  # none where they are not served
         public = [each for each in dict.fromkeys(known) if "/" not in each[:1]]
         near = difflib.get_close_matches(name, public, 2)
         if near:
