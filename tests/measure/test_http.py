@@ -164,8 +164,8 @@ def test_tls_where_there_is_none_is_told(server: ScriptedServer) -> None:
 def certificate(tmp_path: Path) -> Path:
     path = tmp_path / "server.pem"
     made = shutil.which("openssl") and subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(path), "-out", str(path) + ".crt"],
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(path), "-out", f"{path}.crt"],
         capture_output=True,
     )  # fmt: skip
     if not made or made.returncode:

@@ -69,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("--users", metavar="N,N", help="just so many at once, one load after the other")
     load.add_argument("--rate", metavar="R,R", help="requests per second, due whether or not earlier ended")
     load.add_argument("--ramp", metavar="R-R", help="a rate that rises from one to the other")
+    load.add_argument(
+        "--trace", type=Path, metavar="FILE", help="replay requests that once came, from JSON lines"
+    )
     load.add_argument("--pattern", default="poisson", help="of rates: constant, poisson, or bursty")
     load.add_argument("--requests", type=whole, metavar="N", help="end each load after so many")
     load.add_argument("--most-users", type=whole, default=64, metavar="N", help="look no further (64)")
@@ -139,11 +142,14 @@ def _plan(found: argparse.Namespace, seed: int) -> Plan:
 
 def _loads(found: argparse.Namespace, seconds: float) -> tuple[Load, ...]:
     from chabok.measure.schedule import Concurrent, Rate
+    from chabok.measure.trace import Trace
 
     requests = found.requests
-    if sum(each is not None for each in (found.users, found.rate, found.ramp)) > 1:
-        raise RequestError("--users, --rate and --ramp are different loads; give one of them")
+    if sum(each is not None for each in (found.users, found.rate, found.ramp, found.trace)) > 1:
+        raise RequestError("--users, --rate, --ramp and --trace are different loads; give one of them")
     ends: float | None = None if requests and not found.seconds else seconds
+    if found.trace is not None:
+        return (Trace.read(found.trace),)
     loads: list[Load] = []
     try:
         if found.users is not None:

@@ -11,6 +11,7 @@ from chabok.engine.aio import AsyncLLM
 from chabok.engine.request import SamplingParams
 from chabok.engine.timings import Timings
 from chabok.errors import ChabokError
+from chabok.measure.endpoint import Messages
 from chabok.measure.timeline import Event, Failure, ServerTimings, Timeline, Usage
 from chabok.measure.wire import Ask
 
@@ -59,9 +60,9 @@ class LocalModel:
         """Nothing to connect to."""
         return _NoConnections()
 
-    def ask(self, prompt: str, output_tokens: int, *, exact: bool = True) -> Ask:
-        """A request for an answer to a prompt."""
-        return Ask(self.model, prompt, output_tokens=output_tokens, exact=exact)
+    def ask(self, prompt: str, output_tokens: int, *, exact: bool = True, messages: Messages = ()) -> Ask:
+        """A request for an answer to a prompt, or to the last of several messages."""
+        return Ask(self.model, prompt, messages, output_tokens, exact)
 
     async def round_trip(self, client: object) -> float | None:
         """No network, no round trip."""

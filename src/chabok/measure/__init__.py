@@ -29,6 +29,7 @@ from chabok.measure.timeline import (
     read_timelines,
     write_timelines,
 )
+from chabok.measure.trace import Trace
 from chabok.measure.wire import DIALECTS, Ask
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "Synthetic",
     "Timeline",
     "TimelineFile",
+    "Trace",
     "Usage",
     "Window",
     "calibrate",

@@ -25,6 +25,10 @@ PROBE = Patience(connect_s=3.0, headers_s=10.0, idle_s=10.0, total_s=20.0)
 """Time limits of the trivial calls that find out what an endpoint is."""
 
 
+Messages = tuple[Mapping[str, Any], ...]
+"""As in OpenAI's chat: ``role`` and ``content``."""
+
+
 class Target(Protocol):
     """What can be measured: an endpoint, or a model without a server that is asked in the same way."""
 
@@ -39,8 +43,8 @@ class Target(Protocol):
     def client(self) -> Any:
         """What ``time`` takes: a pool of connections with ``warm`` and ``close``; a context manager."""
 
-    def ask(self, prompt: str, output_tokens: int, *, exact: bool = True) -> Ask:
-        """A request for an answer to a prompt."""
+    def ask(self, prompt: str, output_tokens: int, *, exact: bool = True, messages: Messages = ()) -> Ask:
+        """A request for an answer to a prompt, or to the last of several messages."""
 
     async def time(self, client: Any, ask: Ask, timeline: Timeline, start: float) -> Timeline:
         """Send a request, and write what happens into its timeline."""
@@ -128,9 +132,9 @@ class Endpoint:
         """The headers of a request."""
         return self.dialect.headers(self.key) | dict(self.headers)
 
-    def ask(self, prompt: str, output_tokens: int, *, exact: bool = True) -> Ask:
-        """A request for an answer to a prompt."""
-        return Ask(self.model, prompt, output_tokens=output_tokens, exact=exact, extra=self.extra)
+    def ask(self, prompt: str, output_tokens: int, *, exact: bool = True, messages: Messages = ()) -> Ask:
+        """A request for an answer to a prompt, or to the last of several messages."""
+        return Ask(self.model, prompt, messages, output_tokens, exact, extra=self.extra)
 
     async def time(self, client: Client, ask: Ask, timeline: Timeline, start: float) -> Timeline:
         """Send a request, and write what happens into its timeline; never raises ExchangeError.

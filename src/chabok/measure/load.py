@@ -11,11 +11,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from chabok.measure.endpoint import Endpoint, Target
+from chabok.measure.endpoint import Endpoint, Messages, Target
 from chabok.measure.failures import MeasureError
 from chabok.measure.prompts import Prompt, Synthetic, calibrate
 from chabok.measure.schedule import Concurrent, Load, Rate
 from chabok.measure.timeline import Failure, Timeline
+from chabok.measure.trace import Trace, Turn
 
 HOPELESS = frozenset(
     {"connect", "tls", "protocol", "http 400", "http 401", "http 403", "http 404", "http 405"}
@@ -150,6 +151,8 @@ class Stopwatch:
         try:
             if isinstance(load, Concurrent):
                 await self._closed(load, tally)
+            elif isinstance(load, Trace):
+                await self._replay(load, tally)
             else:
                 await self._open(load, tally)
         finally:
@@ -235,6 +238,39 @@ class Stopwatch:
         if waiting:
             await asyncio.gather(*waiting, return_exceptions=True)
 
+    # -- a trace
+
+    async def _replay(self, trace: Trace, tally: _Tally) -> None:
+        began, origin = perf_counter(), self.now()
+
+        async def session(turns: Sequence[Turn]) -> None:
+            said: list[dict[str, str]] = []
+            due = (turns[0].at or 0.0) / trace.speed
+            for turn in turns:
+                await _until(began + due)
+                if self._over(tally, None):
+                    return
+                tally.idle_from = max(tally.idle_from, origin + due)
+                number, self._number = self._number, self._number + 1
+                prompt = self._prompt_of(turn, number)
+                said.append({"role": "user", "content": prompt.text})
+                timeline = await self._one(
+                    number, origin + due, prompt, tally, tuple(said) if len(said) > 1 else (), turn.session
+                )
+                if timeline.failure is not None:
+                    return  # what would follow was never asked
+                said.append({"role": "assistant", "content": timeline.text})
+                due = self.now() - origin + (turns[min(len(said) // 2, len(turns) - 1)].pause or 0.0)
+
+        await self._together([session(turns) for turns in trace.sessions])
+
+    def _prompt_of(self, turn: Turn, number: int) -> Prompt:
+        if turn.prompt is not None:
+            return Prompt(turn.prompt, None, turn.output_tokens)
+        ruler = self.prompts.ruler if isinstance(self.prompts, Synthetic) else None
+        made = Synthetic(turn.prompt_tokens or 1, turn.output_tokens, seed=self.seed, ruler=ruler)
+        return made(number)
+
     async def _together(self, jobs: Sequence[Coroutine[None, None, None]]) -> None:
         tasks = [asyncio.get_running_loop().create_task(job) for job in jobs]
         self._tasks.update(tasks)
@@ -252,15 +288,24 @@ class Stopwatch:
 
     # -- one request
 
-    async def _one(self, number: int, scheduled: float, prompt: Prompt, tally: _Tally) -> Timeline:
+    async def _one(
+        self,
+        number: int,
+        scheduled: float,
+        prompt: Prompt,
+        tally: _Tally,
+        messages: Messages = (),
+        session: str = "",
+    ) -> Timeline:
         timeline = Timeline(
             number,
             scheduled,
             tally.outcome.phase,
-            asked_prompt=prompt.tokens,
+            session,
+            asked_prompt=None if messages else prompt.tokens,
             asked_output=prompt.output_tokens,
         )
-        ask = self.endpoint.ask(prompt.text, prompt.output_tokens, exact=self.exact)
+        ask = self.endpoint.ask(prompt.text, prompt.output_tokens, exact=self.exact, messages=messages)
         self.in_flight += 1
         try:
             await self.endpoint.time(self.client, ask, timeline, self.start)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chabok.measure.failures import MeasureError
+from chabok.measure.trace import Trace
 
 Pattern = Literal["constant", "poisson", "bursty"]
 
@@ -102,7 +103,7 @@ class Rate:
         return f"{self.per_s:g}{rising} requests/s, {self.pattern}"
 
 
-Load = Concurrent | Rate
+Load = Concurrent | Rate | Trace
 
 
 def _ends(requests: int | None, seconds: float | None) -> None:
