@@ -244,9 +244,13 @@ def _measure(
     if found.json:
         sys.stdout.write(path.read_text(encoding="utf-8"))
     else:
-        from chabok.cli.bench_words import show
+        from chabok.cli.report_text import show
+        from chabok.measure.report import recompute
+        from chabok.measure.report.page import to_html
 
-        show(report, console(), [path, raw])
+        page = raw.with_suffix(".html")
+        page.write_text(to_html(recompute(raw)), encoding="utf-8")
+        show(report, console(), [page, path, raw])
     return _code(report)
 
 

@@ -38,6 +38,10 @@ COMMANDS = {
     "run": Command("chabok.cli.run", "main", "Answer a prompt, or chat", typer=False),
     "serve": Command("chabok.cli.serve", "main", "Serve models to the clients people have", typer=False),
     "bench": Command("chabok.cli.bench", "main", "Measure any server, or a model without one", typer=False),
+    "report": Command(
+        "chabok.cli.report", "main", "Show a saved measurement, as text, page or data", typer=False
+    ),
+    "diff": Command("chabok.cli.diff", "main", "Compare measurements, also to fail a build", typer=False),
     "pull": Command("chabok.cli.pull", "pull", "Fetch a model before it is needed"),
     "list": Command("chabok.cli.list", "list_", "Show the models on this machine"),
     "show": Command("chabok.cli.show", "show", "Show what a model file holds"),

@@ -145,13 +145,14 @@ def clustered_intervals(
 
     Values are binned into at most 4096 bins of equal population, so that the cost does not grow with them.
     """
-    drawn = _clustered(groups, ps, seed, resamples)
+    drawn = resampled_pooled(groups, ps, seed=seed, resamples=resamples)
     return {p: _interval(values) for p, values in drawn.items()}
 
 
-def _clustered(
-    groups: Sequence[Floats], ps: Sequence[float], seed: int, resamples: int
+def resampled_pooled(
+    groups: Sequence[Floats], ps: Sequence[float], *, seed: int = 0, resamples: int = 500
 ) -> dict[float, Floats]:
+    """p -> float64[resamples]: the mean (key 0) and percentiles of pooled values; groups are resampled."""
     rng = np.random.default_rng(seed)
     pooled = np.concatenate(groups)
     edges = np.unique(np.quantile(pooled, np.linspace(0, 1, min(_BINS, len(pooled)) + 1), method="nearest"))
@@ -206,16 +207,22 @@ def compare(
     old, new = _drawn(before, p, seed), _drawn(after, p, seed + 1)
     if old is None or new is None:
         return None
-    (value, values), (changed, changes) = old, new
+    return difference(*old, *new, lower_is_better=lower_is_better)
+
+
+def difference(
+    before: float, befores: Floats, after: float, afters: Floats, *, lower_is_better: bool = True
+) -> Difference:
+    """How two values differ, by what bootstrap draws of each (float64[resamples]) say of their chance."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = changes / values - 1
+        ratios = afters / befores - 1
     ratios = np.nan_to_num(ratios, nan=0.0, posinf=np.inf, neginf=-np.inf)
     interval = _interval(np.clip(ratios, -1e9, 1e9))
-    share = changed / value - 1 if value else (0.0 if changed == value else float("inf"))
+    share = after / before - 1 if before else (0.0 if after == before else float("inf"))
     verdict: Verdict = "no measurable difference"
     if interval.low > 0 or interval.high < 0:
         verdict = "worse" if (interval.low > 0) == lower_is_better else "better"
-    return Difference(value, changed, share, interval, verdict)
+    return Difference(before, after, share, interval, verdict)
 
 
 def _drawn(
@@ -230,7 +237,7 @@ def _drawn(
         pooled = np.concatenate(groups)
         value = float(pooled.mean() if p is None else np.percentile(pooled, p))
         key = 0.0 if p is None else p
-        return value, _clustered(groups, [] if p is None else [p], seed, RESAMPLES)[key]
+        return value, resampled_pooled(groups, [] if p is None else [p], seed=seed, resamples=RESAMPLES)[key]
     values = np.sort(np.asarray(sample, np.float64))
     if p is None:
         return float(values.mean()), resampled_means(values, seed=seed)

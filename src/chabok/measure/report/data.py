@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from chabok.measure.breakdown import Breakdown
-from chabok.measure.cost import Cost
+from chabok.measure.cost import Cost, prefill_share_of
 from chabok.measure.failures import MeasureError
 from chabok.measure.load import Outcome, Window
 from chabok.measure.metrics import Request, Summary, measure, summarize
+from chabok.measure.schedule import Rate
 from chabok.measure.slo import Limit, goodput
 from chabok.measure.timeline import Timeline
 
@@ -21,7 +23,8 @@ SCHEMA = "chabok.report/1"
 @dataclass(slots=True)
 class Level:
     """One load and its metrics. users: requests at once; 0 in an open loop. kept: share of requests per
-    limit. met: whether all limits are. client_bound: a sentence if the client was the bottleneck."""
+    limit. met: whether all limits are. client_bound: a sentence if the client was the bottleneck. per_s: the
+    rate of an open loop. prefill_share: of the requests' time in prefill and decode, if the server tells."""
 
     load: str
     phase: str
@@ -35,6 +38,8 @@ class Level:
     lateness_p99_s: float = 0.0
     client_bound: str = ""
     stopped: str = ""
+    per_s: float | None = None
+    prefill_share: float | None = None
 
 
 @dataclass(slots=True)
@@ -106,14 +111,31 @@ def level_of(
         outcome.lateness_p99_s,
         outcome.client_bound,
         outcome.stopped,
+        outcome.load.per_s if isinstance(outcome.load, Rate) else None,
+        prefill_share_of(requests),
     )
     return found, requests
 
 
+def to_json(report: Report) -> str:
+    """A report as indented JSON; docs/report.schema.json describes it."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
+
+
 def write_report(path: str | os.PathLike[str], report: Report) -> None:
-    """Write a report as indented JSON."""
-    with open(path, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    """Write a report as JSON."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(to_json(report))
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of a report, made from its classes."""
+    schema = msgspec.json.schema(Report)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "What chabok bench and chabok report --json write",
+        **schema,
+    }
 
 
 def read_report(path: str | os.PathLike[str]) -> Report:
