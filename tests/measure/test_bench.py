@@ -65,6 +65,18 @@ def test_limits_that_one_user_misses_leave_a_capacity_of_none(server: ScriptedSe
     assert report.at_capacity is None
 
 
+def test_the_highest_rate_that_meets_the_limits_is_searched_for(server: ScriptedServer) -> None:
+    plan = Plan(seconds=2.0, probes=False, find_rate=True, limits=(Limit.of("e2e=5s"),))
+    report = asyncio.run(bench(server, plan).run())
+    rates = [float(level.load.split()[0]) for level in report.levels[1:]]
+    assert report.rate_capacity is not None
+    assert min(rates) * 0.99 <= report.rate_capacity <= max(rates) * 1.01
+    assert len(rates) >= 2
+    assert rates[1] == pytest.approx(2 * rates[0], rel=0.01)
+    never = Plan(seconds=1.0, probes=False, find_rate=True, limits=(Limit.of("ttft=1ms"),))
+    assert asyncio.run(bench(server, never).run()).rate_capacity == 0
+
+
 def test_loads_that_are_given_are_the_only_ones(server: ScriptedServer) -> None:
     plan = Plan(seconds=1.0, loads=(Concurrent(2, requests=4), Concurrent(3, requests=3)))
     report = asyncio.run(bench(server, plan).run())

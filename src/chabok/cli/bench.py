@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument(
         "--trace", type=Path, metavar="FILE", help="replay requests that once came, from JSON lines"
     )
+    load.add_argument("--find-rate", action="store_true", help="look for the highest rate within the limits")
     load.add_argument("--pattern", default="poisson", help="of rates: constant, poisson, or bursty")
     load.add_argument("--requests", type=whole, metavar="N", help="end each load after so many")
     load.add_argument("--most-users", type=whole, default=64, metavar="N", help="look no further (64)")
@@ -126,6 +127,7 @@ def _plan(found: argparse.Namespace, seed: int) -> Plan:
     seconds = found.seconds or (QUICK if found.quick else THOROUGH if found.thorough else USUAL)
     output = Lengths.of(found.output_tokens or 128)
     return Plan(
+        find_rate=found.find_rate,
         prompts=None if found.prompts is None else FromFile(found.prompts, output, seed),
         seconds=seconds,
         prompt_tokens=Lengths.of(found.prompt_tokens),

@@ -17,7 +17,7 @@ from chabok.measure.metrics import Request, measure
 from chabok.measure.prompts import FromFile, Lengths, Ruler, Synthetic, calibrate
 from chabok.measure.report import Level, Report, level_of
 from chabok.measure.run import About, RunFile
-from chabok.measure.schedule import Concurrent, Load
+from chabok.measure.schedule import Concurrent, Load, Rate
 from chabok.measure.slo import DEFAULT, Limit
 from chabok.measure.timeline import Timeline
 
@@ -33,7 +33,8 @@ class Plan:
 
     seconds: of the whole run. prompt_tokens, output_tokens: lengths (output None: 128, or as many as come in
     2.5 s). shared: tokens of a shared prefix. loads: just these, instead of one user and rising concurrency.
-    prompts: of a file, in place of synthetic ones.
+    prompts: of a file, in place of synthetic ones. find_rate: look for the highest rate that meets the
+    limits, not for the most users.
     """
 
     seconds: float = 60.0
@@ -48,6 +49,7 @@ class Plan:
     price: Price | None = None
     probes: bool = True
     prompts: FromFile | None = None
+    find_rate: bool = False
 
 
 QUICK, USUAL, THOROUGH = 20.0, 60.0, 300.0
@@ -169,7 +171,10 @@ class Bench:
         self.report.breakdown = break_down(
             requests, round_trip_s=self.report.round_trip_s, fit=fit, cache=cache, cold_start=cold
         )
-        await self._rise(one)
+        if plan.find_rate:
+            await self._rise_in_rate(one)
+        else:
+            await self._rise(one)
 
     def _prompt_length(self) -> str:
         prompts = self.plan.prompts
@@ -233,6 +238,31 @@ class Bench:
             self.report.notes.append(
                 f"the time was up, limits still met with {Concurrent(low, 1)}; --thorough looks further"
             )
+
+    async def _rise_in_rate(self, one: Level) -> None:
+        """Double the rate until limits are missed, then halve the interval between met and missed."""
+        report, length = self.report, one.summary.e2e.mean if one.summary.e2e is not None else 1.0
+        seconds = max(self.plan.seconds * 0.1, 5 * length)
+        low, high, rate = 0.0, 0.0, 1 / max(length, 1e-3)
+        report.rate_capacity = 0.0
+        while not self._over() and (not high or high - low > 0.1 * high):
+            level, requests = await self._level(Rate(float(f"{rate:.3g}"), seconds=seconds))
+            if self._stopping or not requests:
+                return
+            # A queue that only grows meets limits for a while: what came must have been answered, too.
+            kept_up = (
+                level.summary.request_rate is None
+                or level.summary.request_rate > 0.8 * len(requests) / seconds
+            )
+            if level.met and kept_up and not level.client_bound:
+                low = report.rate_capacity = rate
+            else:
+                high = rate
+            rate = (low + high) / 2 if high else 2 * rate
+            if high and not low and high < 0.05 / max(length, 1e-3):
+                return
+        if not high:
+            report.notes.append(f"the time was up, limits still met at {low:.3g} requests/s")
 
     def _users(self, users: int) -> Concurrent:
         # All begin at once, as users never do; the second round shows how they really meet.

@@ -47,6 +47,7 @@ class Report:
     """A whole run against one target.
 
     capacity: most users at once for whom the limits were met; 0: not even for one, None: not looked for.
+    rate_capacity: highest rate, requests per second, at which the limits were met; as capacity else.
     complete: False if it was stopped before its end; then it holds what was measured until then.
     """
 
@@ -65,6 +66,7 @@ class Report:
     connect_s: float | None = None
     levels: list[Level] = field(default_factory=list)
     capacity: int | None = None
+    rate_capacity: float | None = None
     breakdown: Breakdown = field(default_factory=Breakdown)
     cost: Cost | None = None
     notes: list[str] = field(default_factory=list)
