@@ -126,6 +126,7 @@ class Bench:
                 lengths=report.lengths,
                 notes=report.notes,
                 complete=report.complete,
+                rate_capacity=report.rate_capacity,
             )
         return report
 

@@ -42,7 +42,8 @@ class About:
 
     limits: as they are typed (``ttft=500ms:p95``). lengths: how exactly prompts are as long as asked:
     ``usage`` or ``assumed``. price: what its cost is computed from. round_trip_s, connect_s: of the network.
-    complete: False if it was stopped, or is not over.
+    complete: False if it was stopped, or is not over. rate_capacity: highest rate within the limits that was
+    found, requests per second; None: not looked for.
     """
 
     url: str = ""
@@ -61,6 +62,7 @@ class About:
     connect_s: float | None = None
     notes: list[str] = field(default_factory=list)
     complete: bool = False
+    rate_capacity: float | None = None
 
 
 @dataclass(slots=True)

@@ -91,6 +91,7 @@ class Account:
             self._breakdown(about),
             notes=list(about.notes),
             complete=about.complete and not cut,
+            rate_capacity=about.rate_capacity,
         )
         if cut or lost:
             report.notes.append("the file of the run ends too early: this is what can be read of it")

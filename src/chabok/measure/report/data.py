@@ -66,12 +66,12 @@ class Report:
     connect_s: float | None = None
     levels: list[Level] = field(default_factory=list)
     capacity: int | None = None
-    rate_capacity: float | None = None
     breakdown: Breakdown = field(default_factory=Breakdown)
     cost: Cost | None = None
     notes: list[str] = field(default_factory=list)
     timelines: str = ""
     complete: bool = False
+    rate_capacity: float | None = None
     schema: str = SCHEMA
 
     @property

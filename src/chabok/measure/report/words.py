@@ -105,6 +105,11 @@ def warnings(report: Report) -> list[str]:
 
 
 def _capacity(report: Report) -> list[tuple[str, str]]:
+    if report.rate_capacity is not None:
+        limits = " and ".join(report.limits)
+        if report.rate_capacity == 0:
+            return [("Capacity", f"no rate that was tried keeps {limits}")]
+        return [("Capacity", f"{report.rate_capacity:.3g} requests/s keep {limits}")]
     if report.capacity is None:
         return []
     most = report.fastest
