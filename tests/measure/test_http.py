@@ -17,8 +17,8 @@ import pytest
 from tests.measure.scripted import Script, ScriptedServer, Step
 
 from chabok.measure import Client, MeasureError, Origin, Patience
+from chabok.measure.connection import Collected, Sizes
 from chabok.measure.failures import ConnectError, DisconnectedError, ProtocolError, SlowError, TlsError
-from chabok.measure.http import Collected, Sizes
 
 PLAIN = {"Content-Type": "text/plain"}
 

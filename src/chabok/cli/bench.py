@@ -185,7 +185,7 @@ def _price(found: argparse.Namespace) -> Price | None:
 
 
 def _options(found: argparse.Namespace) -> dict[str, Any]:
-    from chabok.measure.http import Patience
+    from chabok.measure.connection import Patience
 
     headers: dict[str, str] = {}
     for text in found.header:

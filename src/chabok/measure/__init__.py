@@ -10,9 +10,10 @@ From a script::
     print(summary.throughput, summary.ttft.median)
 """
 
+from chabok.measure.connection import Patience
 from chabok.measure.endpoint import Endpoint, detect
 from chabok.measure.failures import ExchangeError, MeasureError
-from chabok.measure.http import Client, Origin, Patience
+from chabok.measure.http import Client, Origin
 from chabok.measure.load import Outcome, Stopwatch, Window, run_load
 from chabok.measure.metrics import Request, Summary, measure, summarize
 from chabok.measure.prompts import Lengths, Prompt, Ruler, Synthetic, calibrate

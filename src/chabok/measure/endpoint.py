@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from chabok.measure.connection import Clock, Patience
 from chabok.measure.failures import ExchangeError, MeasureError, StatusError
-from chabok.measure.http import Client, Clock, Origin, Patience
+from chabok.measure.http import Client, Origin
 from chabok.measure.timeline import Failure, Timeline
 from chabok.measure.wire import DIALECTS, Ask, Dialect, Reader, dialect_named
 from chabok.measure.wire.openai import OpenAIChat, OpenAICompletions
