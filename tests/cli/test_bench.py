@@ -67,6 +67,29 @@ def test_json_is_the_report_and_nothing_else(
     assert "sk-secret" not in next(tmp_path.glob("*.jsonl")).read_text()
 
 
+def test_a_local_model_is_measured_without_a_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(Path(__file__).parents[1] / "fixtures" / "qwen2.gguf")
+    words = [
+        model,
+        "--users",
+        "1,2",
+        "--requests",
+        "4",
+        "--prompt-tokens",
+        "120",
+        "--output-tokens",
+        "8",
+        "--json",
+    ]
+    assert bench(*words, folder=tmp_path) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [level["users"] for level in report["levels"]] == [1, 2]
+    assert all(level["summary"]["output_tokens"] == 32 for level in report["levels"])
+    assert all(level["summary"]["sources"] == {"usage": 4} for level in report["levels"])
+
+
 def test_rates_are_open_loops(
     server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

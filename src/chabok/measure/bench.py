@@ -100,7 +100,9 @@ class Bench:
             ruler = await calibrate(self.target, client)
             report.round_trip_s = await self.target.round_trip(client)
         if ruler.source == "assumed":
-            report.notes.append("the endpoint tells no token counts: prompts are about as long as asked")
+            report.notes.append(
+                "the length of prompts could not be made exact: they are about as long as asked"
+            )
         report.lengths = ruler.source
         output = plan.output_tokens or Lengths(128, 128)
         prompts = Synthetic(plan.prompt_tokens, output, seed=plan.seed, shared=plan.shared, ruler=ruler)

@@ -58,12 +58,14 @@ class Ruler:
     """How long prompts are, in tokens of the model at hand.
 
     words: those that are one token each. overhead: tokens that the chat template adds. source: ``usage``, or
-    ``assumed`` where the endpoint tells nothing; then lengths are only meant, not exact.
+    ``assumed`` where the endpoint tells nothing or no words are one token; then lengths are only meant, not exact. per_word: tokens
+    of a word, where they are not one.
     """
 
     words: tuple[str, ...] = WORDS
     overhead: int = 0
     source: str = "assumed"
+    per_word: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +144,10 @@ class Synthetic:
         tokens = self.prompt_tokens.draw(chance)
         output = self.output_tokens.draw(chance)
         words = self.ruler.words
-        size = max(tokens - self.ruler.overhead, 1)
-        common = min(max(self.shared - self.ruler.overhead, 0), size - 1) if self.shared else 0
+        per_word = self.ruler.per_word
+        size = max(round((tokens - self.ruler.overhead) / per_word), 1)
+        shared = round((self.shared - self.ruler.overhead) / per_word)
+        common = min(max(shared, 0), size - 1) if self.shared else 0
         text = [] if not common else random.Random(f"{self.seed}:shared").choices(words, k=common)
         # The number in base len(words), lowest digit first, in an order of the seed's own: the first word
         # already differs between neighbours, the first few between any two.
@@ -155,7 +159,7 @@ class Synthetic:
             if not left:
                 break
         text += chance.choices(words, k=size - len(text))
-        return Prompt(" ".join(text), size + self.ruler.overhead, output)
+        return Prompt(" ".join(text), round(size * per_word) + self.ruler.overhead, output)
 
 
 class FromFile:
@@ -225,22 +229,28 @@ async def calibrate(endpoint: Target, client: Any) -> Ruler:
         return Ruler()  # no counts, or none that grow with the prompt
     overhead = one - 1 if two - one == 1 else max(2 * one - two, 0)
     good: list[str] = []
+    per_word = max(float(two - one), 1.0)
     waiting = [list(WORDS)]
     until = perf_counter() + PATIENCE_S
     for _ in range(PROBES):
         if not waiting or perf_counter() > until:
             break
         words = waiting.pop(0)
-        found = await count(" ".join(words))
+        try:
+            found = await count(" ".join(words))
+        except MeasureError:
+            found = 0  # longer than the context, perhaps; the halves may fit
         if found is None:
             return Ruler()
+        if found:
+            per_word = max((found - overhead) / len(words), 1.0)
         if found - overhead == len(words):
             good += words
         elif len(words) > 1:
             half = len(words) // 2
             waiting += [words[:half], words[half:]]
     if len(good) < ENOUGH:
-        return Ruler(overhead=overhead)
+        return Ruler(overhead=overhead, per_word=per_word)
     return Ruler(tuple(good), overhead, "usage")
 
 
