@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.measure.test_timeline import TIMELINES
 
@@ -67,6 +67,7 @@ def test_finished_loads_are_on_disk_while_the_run_goes_on(tmp_path: Path) -> Non
     file.close()
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_run_cut_anywhere_gives_its_whole_lines(tmp_path_factory: pytest.TempPathFactory, data) -> None:  # type: ignore[no-untyped-def]
     path = small(tmp_path_factory.mktemp("cut") / "a.jsonl")
@@ -81,6 +82,7 @@ def test_a_run_cut_anywhere_gives_its_whole_lines(tmp_path_factory: pytest.TempP
     assert run.cut == (end > 0 and content[end - 1 : end] != b"\n")
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(TIMELINES, max_size=4))
 def test_any_timeline_is_read_or_named_as_damaged(
     tmp_path_factory: pytest.TempPathFactory, made: list[Timeline]

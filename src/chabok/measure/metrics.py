@@ -142,6 +142,10 @@ def _counts(timeline: Timeline, tokens: Sequence[Event]) -> tuple[NDArray[np.int
     counts = np.ones(n, np.int64)
     before, begin = 0, 0
     for place, count in marks:
+        if place == begin:  # the usual case: a count with each event
+            counts[place] = max(count - before, 0)
+            before, begin = max(count, before), place + 1
+            continue
         counts[begin : place + 1] = _share(
             count - before, [event.text for event in tokens[begin : place + 1]]
         )
@@ -214,7 +218,11 @@ class Summary:
 
 def summarize(timelines: Iterable[Timeline], window: Window | None = None, *, seed: int = 0) -> Summary:
     """Summarize requests of one load. window: when it was steady; the whole run where it is None."""
-    found = [measure(timeline) for timeline in timelines]
+    return summarize_requests([measure(timeline) for timeline in timelines], window, seed=seed)
+
+
+def summarize_requests(found: list[Request], window: Window | None = None, *, seed: int = 0) -> Summary:
+    """As ``summarize``, of requests whose metrics are known already."""
     good = [request for request in found if request.ok]
     summary = Summary(len(found), len(found) - len(good), _errors(found))
 

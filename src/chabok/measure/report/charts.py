@@ -195,6 +195,7 @@ def _distribution(found: Found, name: str) -> Chart | None:
     limits = [(_bound(limit), str(limit)) for limit in found.limits if _bears_on(limit, name)]
     high = max([high * 1.1, *(bound * 1.1 for bound, _ in limits if bound < 3 * high)])
     told = "; ".join(f"{level.load}: half within {seconds(float(np.median(values)))}" for level, values in of)
+    high = max(high, low * 3)
     counted = "requests" if metric.of == "request" else "gaps"
     plot = Plot(
         f"ecdf-{name}",

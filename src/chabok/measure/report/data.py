@@ -12,7 +12,7 @@ from chabok.measure.breakdown import Breakdown
 from chabok.measure.cost import Cost, prefill_share_of
 from chabok.measure.failures import MeasureError
 from chabok.measure.load import Outcome, Window
-from chabok.measure.metrics import Request, Summary, measure, summarize
+from chabok.measure.metrics import Request, Summary, measure, summarize_requests
 from chabok.measure.schedule import Rate
 from chabok.measure.slo import Limit, goodput
 from chabok.measure.timeline import Timeline
@@ -104,7 +104,7 @@ def level_of(
         str(outcome.load),
         outcome.phase,
         users,
-        summarize(timelines, outcome.window, seed=seed),
+        summarize_requests(requests, outcome.window, seed=seed),
         outcome.window,
         goodput(requests, limits, outcome.window),
         {str(limit): limit.share(requests) for limit in limits},

@@ -108,7 +108,7 @@ def _slices(found: Sample, good: Sequence[Request], limits: Sequence[Limit]) -> 
     kept = np.array([all(limit.kept_by(each) for limit in limits) for each in good], np.float64)
     if window is None and len(ends):
         window = Window(min(each.timeline.scheduled for each in good), float(ends.max()))
-    if window is None or window.seconds <= 0 or not good:
+    if window is None or window.seconds < 1e-6 or not good:
         return
     times = np.concatenate([each.token_times for each in good])
     weights = np.concatenate(
