@@ -58,8 +58,8 @@ class Ruler:
     """How long prompts are, in tokens of the model at hand.
 
     words: those that are one token each. overhead: tokens that the chat template adds. source: ``usage``, or
-    ``assumed`` where the endpoint tells nothing or no words are one token; then lengths are only meant, not exact. per_word: tokens
-    of a word, where they are not one.
+    ``assumed`` where the endpoint tells nothing or no words are one token; then lengths are only meant, not
+    exact. per_word: tokens of a word, where they are not one.
     """
 
     words: tuple[str, ...] = WORDS
