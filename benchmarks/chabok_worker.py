@@ -45,20 +45,20 @@ class Chabok:
 
     def prefill(self, prompt: list[int]) -> float:
         start = time.perf_counter()
-        self._forward([Segment(self._sequence(0, 1), 0, np.array(prompt, dtype=np.int32), 1, True)]).argmax(0)
+        self._forward([Segment(self._sequence(0, 1), 0, np.array(prompt, dtype=np.int32), 1, 0.0)]).argmax(0)
         return time.perf_counter() - start
 
     def decode(self, prompts: list[list[int]], n: int) -> float:
         rows = range(len(prompts))
         pages = [self._sequence(i, len(prompts)) for i in rows]
         logits = self._forward(
-            [Segment(pages[i], 0, np.array(prompts[i], dtype=np.int32), 1, True) for i in rows]
+            [Segment(pages[i], 0, np.array(prompts[i], dtype=np.int32), 1, 0.0) for i in rows]
         )
         best = [logits.argmax(i) for i in rows]
         start = time.perf_counter()
         for step in range(n):
             logits = self._forward(
-                [Segment(pages[i], len(prompts[i]) + step, [best[i]], 1, True) for i in rows]
+                [Segment(pages[i], len(prompts[i]) + step, [best[i]], 1, 0.0) for i in rows]
             )
             best = [logits.argmax(i) for i in rows]
         return time.perf_counter() - start

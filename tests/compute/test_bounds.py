@@ -82,7 +82,7 @@ run(Choose(3), rows=guarded(1, np.int64, 5), logits=guarded((5, 32)), logits_str
 SUMMARIZE = """
 run(Summarize(cap={cap}), rows=guarded(1, np.int64, 2), logits=guarded((2, 288)), stride=4 * 288, n=269,
     cap=30.0, maxima=guarded((2, 5)), maxima_stride=20, sums=guarded((2, 1, 2), np.float64), sums_stride=16,
-    want_sums=np.ones(1, np.int64))
+    scales=guarded(2, fill=1))
 """
 
 FORMAT_NAMES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]

@@ -153,7 +153,7 @@ def test_chosen_rows_are_copied(best: Machine) -> None:
 
 
 def summarize(
-    machine: Machine, logits: Array, cap: float = 0.0, threads: int = 1
+    machine: Machine, logits: Array, cap: float = 0.0, threads: int = 1, scale: float = 1.0
 ) -> tuple[Array, Array, NDArray[np.float64]]:
     """Logits as they are afterwards, maxima of blocks, peaks and sums of runs."""
     rows, n = logits.shape
@@ -166,7 +166,7 @@ def summarize(
         Summarize(cap > 0), threads=threads,
         rows=count(rows), logits=held, stride=4 * width, n=n, cap=float(cap), maxima=maxima,
         maxima_stride=maxima.strides[0], sums=sums, sums_stride=sums.strides[0],
-        want_sums=np.ones(1, np.int64),
+        scales=place(np.full(rows, scale, np.float32)),
     )  # fmt: skip
     return held[:rows, :n].copy(), maxima, sums
 
@@ -174,11 +174,12 @@ def summarize(
 SIZES = [1, 15, 16, 17, 63, 64, 65, 269, 4095, 4096, 4097, 4161, 9000, 32003]
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.4, 20.0])
 @pytest.mark.parametrize("n", SIZES)
-def test_a_summary_says_what_numpy_finds(n: int, machine: Machine) -> None:
+def test_a_summary_says_what_numpy_finds(n: int, scale: float, machine: Machine) -> None:
     logits = 8 * normal(3, n)
     logits[0] -= 50
-    after, maxima, sums = summarize(machine, logits, threads=2)
+    after, maxima, sums = summarize(machine, logits, threads=2, scale=scale)
     assert same_bits(after, logits)
     for row in range(3):
         blocks = [logits[row, i : i + 64].max() for i in range(0, n, 64)]
@@ -186,7 +187,13 @@ def test_a_summary_says_what_numpy_finds(n: int, machine: Machine) -> None:
         for run, (peak, total) in enumerate(sums[row]):
             part = logits[row, run * SUMMARY_RUN : (run + 1) * SUMMARY_RUN].astype(np.float64)
             assert peak == part.max()
-            assert total == pytest.approx(np.exp(part - peak).sum(), rel=2e-6)
+            assert total == pytest.approx(np.exp(np.float32(scale) * (part - peak)).sum(), rel=2e-6)
+
+
+def test_where_no_sum_is_wanted_none_is_made(best: Machine) -> None:
+    _, maxima, sums = summarize(best, normal(2, 300), scale=0.0)
+    assert np.isfinite(maxima).all()
+    assert (sums[:, :, 1] == 0).all()
 
 
 @pytest.mark.parametrize("n", [17, 269, 4161])

@@ -231,9 +231,9 @@ def workload(n: int) -> list[Request]:
 
 
 def test_every_constrained_text_equals_the_one_computed_alone_also_when_pages_run_out() -> None:
-    alone = [run(mock_engine(context=512), one)[0] for one in workload(16)]
-    crowded = mock_engine(context=512, n_pages=8, max_batch=6, max_rows=12)
-    assert run(crowded, *workload(16)) == alone
+    alone = [run(mock_engine(context=512), one)[0] for one in workload(24)]
+    crowded = mock_engine(context=512, n_pages=8, max_batch=8, max_rows=12)
+    assert run(crowded, *workload(24)) == alone
     assert crowded.scheduler.preemptions
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from chabok.engine.request import SamplingParams
 from chabok.engine.sampler import Sampler, Uniforms, pick
 from chabok.errors import CheckpointError
-from chabok.models.batch import Logits
+from chabok.models.batch import BLOCK, RUN, Logits, best_first, block_maxima
 
 Array = NDArray[np.float64]
 
@@ -280,3 +280,42 @@ def test_the_smallest_temperatures_pick_the_best_token(temperature: float) -> No
     for seed in range(20):
         sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), [], len(row))
         assert sampler.choose(Logits(row[None].copy()), 0).token == row.argmax()
+
+
+def prepared(row: NDArray[np.float32], scale: float) -> Logits:
+    """Logits with what a model computes beside them."""
+    runs = [row[i : i + RUN].astype(np.float64) for i in range(0, len(row), RUN)]
+    sums = [(run.max(), np.exp(scale * (run - run.max())).sum()) for run in runs]
+    return Logits(row[None].copy(), block_maxima(row)[None], np.array([sums]), np.array([scale], np.float32))
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 2.0])
+@pytest.mark.parametrize("vocab", [50, RUN, 3 * RUN + 17])
+@pytest.mark.parametrize("shape", ["peaked", "usual", "flat", "equal"])
+def test_sums_made_beforehand_do_not_change_what_is_drawn(shape: str, vocab: int, temperature: float) -> None:
+    row, params = rows(shape, vocab), SamplingParams(temperature=temperature)
+    for i in range(200):
+        uniform = (i + 0.37) / 200
+        token = pick(prepared(row, 1 / temperature), 0, params, uniform)
+        ends = expected(row, params).cumsum()
+        assert ends[token] >= uniform - 1e-5
+        assert token == 0 or ends[token - 1] <= uniform + 1e-5
+
+
+def test_a_row_that_was_edited_is_drawn_from_as_it_is_now() -> None:
+    logits = prepared(rows("flat", 2 * RUN), 1.0)
+    logits.values[0, RUN + 5] = 60
+    logits.changed(0)
+    assert {pick(logits, 0, SamplingParams(temperature=1), u) for u in (0.1, 0.3, 0.999)} == {RUN + 5}
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1.0, 2.5, 3.0, -5.0]), min_size=1, max_size=4 * BLOCK), st.floats(-6, 4)
+)
+def test_tokens_that_reach_a_floor_come_best_first(values: list[float], floor: float) -> None:
+    row = np.array(values, np.float32)
+    reached = prepared(row, 1.0).reaching(0, floor)
+    ids, found = best_first(reached, row[reached])
+    wanted = sorted((i for i, value in enumerate(row) if value >= floor), key=lambda i: (-row[i], i))
+    assert ids.tolist() == wanted
+    assert found.tolist() == row[wanted].tolist()

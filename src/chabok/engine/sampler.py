@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from chabok.engine.request import SamplingParams
 from chabok.errors import CheckpointError
-from chabok.models.batch import Logits
+from chabok.models.batch import Logits, best_first
 
 NO_NUMBERS = (
     "the model's scores are not numbers (NaN or infinite): its file is damaged, "
@@ -30,6 +30,12 @@ NO_NUMBERS = (
 
 HEAD = 64
 """Candidates looked at first."""
+
+DEEPEST = 4096.0
+"""So far below the best, no token has a share that 64 bits can tell from nothing."""
+
+COLDEST = 1e-30
+"""Temperatures below are taken for this one: its inverse is still a number in 32 bits."""
 
 _MASK = 2**64 - 1
 _TINY = float(np.finfo(np.float64).tiny)
@@ -90,6 +96,10 @@ class Sampler:
         self._edits = _Edits(params, prompt, vocab_size, end_ids) if _has_edits(params) else None
         self.greedy = params.temperature == 0 and self._edits is None and params.logprobs is None
         """Whether a row's best token is all there is to it."""
+        self.scale = 1.0
+        """What a segment should prepare for: see ``Segment.scale``."""
+        if params.logprobs is None and not cuts(params):
+            self.scale = 0.0 if params.temperature == 0 else inverse(params.temperature)
 
     def choose(self, logits: Logits, row: int, mask: NDArray[np.uint32] | None = None) -> Choice:
         """The next token from a row of logits; its values may be edited in place.
@@ -177,52 +187,30 @@ def _allows(mask: NDArray[np.uint32], token: int) -> bool:
     return bool(int(mask[token >> 5]) >> (token & 31) & 1)
 
 
+def cuts(params: SamplingParams) -> bool:
+    """Whether candidates are cut before one is drawn."""
+    return params.top_k > 0 or params.typical_p < 1 or params.top_p < 1 or params.min_p > 0
+
+
+def inverse(temperature: float) -> float:
+    """1 / temperature, as a number of 32 bits."""
+    return float(np.float32(1 / max(temperature, COLDEST)))
+
+
 def pick(logits: Logits, row: int, params: SamplingParams, uniform: float) -> int:
     """The token that ``uniform`` in [0, 1) falls on, temperature above 0."""
-    temperature = max(params.temperature, 1e-30)  # its inverse is a number in 32 bits
-    if params.top_k > 0 or params.typical_p < 1 or params.top_p < 1 or params.min_p > 0:
+    temperature = max(params.temperature, COLDEST)
+    if cuts(params):
         ids, values = candidates(logits, row, params)
         weights = np.exp((values.astype(np.float64) - float(values.max())) / temperature)
         return int(ids[_find(weights, uniform)])
-    return _pick_uncut(logits, row, temperature, uniform)
+    return logits.draw(row, uniform, inverse(temperature))
 
 
 def _find(weights: NDArray[np.float64], uniform: float) -> int:
     """Index that a uniform number falls on, among weights that need not sum to 1."""
     sums = weights.cumsum()
     return min(int(sums.searchsorted(uniform * sums[-1], side="right")), len(sums) - 1)
-
-
-def _pick_uncut(logits: Logits, row: int, temperature: float, uniform: float) -> int:
-    """Sample the whole row: first the head, best first, then the other tokens by id."""
-    values = logits.values[row]
-    ids, head = logits.top(row, HEAD)
-    peak = float(head[0])
-    weights = np.exp((head.astype(np.float64) - peak) / temperature)
-    rest: NDArray[np.float32] | None = None
-    if temperature == 1:
-        total = float(np.exp(logits.log_sum_exp(row) - peak))
-    else:
-        rest = _powers(values, peak, temperature)
-        total = float(rest.sum(dtype=np.float64))
-    target = uniform * _number(total)
-    in_head = float(weights.sum())
-    if target < in_head or len(ids) == len(values):
-        return int(ids[_find(weights, min(target / in_head, 1 - 2.0**-53))])
-    if rest is None:
-        rest = _powers(values, peak, temperature)
-    rest[ids] = 0
-    sums = rest.cumsum(dtype=np.float64)
-    # Rounding of the two sums may leave the target a hair past the end: then it is the last token with a
-    # weight.
-    target = min(target - in_head, float(np.nextafter(sums[-1], 0)))
-    return int(sums.searchsorted(target, side="right")) if sums[-1] > 0 else int(ids[-1])
-
-
-def _powers(values: NDArray[np.float32], peak: float, temperature: float) -> NDArray[np.float32]:
-    weights = np.subtract(values, np.float32(peak))
-    weights *= np.float32(1 / temperature)
-    return np.exp(weights, out=weights)
 
 
 def _number(total: float) -> float:
@@ -246,39 +234,26 @@ def candidates(
         return _cut(ids, values, _normalised(values), params)
     total = _number(logits.log_sum_exp(row))
     ids, values = logits.top(row, HEAD)
-    size = HEAD
+    left = _cut(ids, values, np.exp(values.astype(np.float64) - total), params)
+    if len(left[0]) < len(ids) or len(ids) == vocab:
+        return left
+    # Too flat for the head: take all down to a floor, and further down until they hold what top_p asks for.
+    floor, step = float(values[-1]), 1.0
+    if params.min_p > 0:
+        floor = float(values[0]) + math.log(params.min_p) - 1e-3  # a hair more for the cut to decide on
     while True:
-        left = _cut(ids, values, np.exp(values.astype(np.float64) - total), params)
-        if len(left[0]) < len(ids) or len(ids) == vocab:
-            return left
-        if params.min_p > 0:
-            # Too flat for the head: take all that min_p lets pass, and a hair more for the cut to decide on.
-            floor = float(values[0]) + math.log(params.min_p) - 1e-3
-            ids, values = _reaching(logits.values[row], floor)
+        reached = logits.reaching(row, floor)
+        values = logits.values[row, reached]
+        mass = float(np.exp(values - np.float32(total)).sum(dtype=np.float64))
+        # A hair more than top_p, for the cut to decide on.
+        if params.min_p > 0 or len(reached) == vocab or mass > params.top_p + 1e-4 or step > DEEPEST:
+            ids, values = best_first(reached, values)
             return _cut(ids, values, np.exp(values.astype(np.float64) - total), params)
-        size *= 16
-        ids, values = _best(logits.values[row], size)
-
-
-def _best(values: NDArray[np.float32], size: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The entries of a row that are among the ``size`` largest or equal to the last of them, best first."""
-    if size >= len(values):
-        return _sorted_row(values)
-    return _reaching(values, np.partition(values, len(values) - size)[len(values) - size])
-
-
-def _reaching(
-    values: NDArray[np.float32], floor: float | np.float32
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The entries of a row that are at least ``floor``, best first, equal ones by id."""
-    ids = np.flatnonzero(values >= floor).astype(np.int32)
-    best, order = _sorted_row(values[ids])[::-1]
-    return ids[order], best
+        floor, step = floor - step, 2 * step
 
 
 def _sorted_row(values: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    order = np.argsort(-values, kind="stable")
-    return order.astype(np.int32), values[order]
+    return best_first(np.arange(len(values)), values)
 
 
 def _normalised(values: NDArray[np.float32]) -> NDArray[np.float64]:

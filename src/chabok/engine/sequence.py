@@ -79,9 +79,9 @@ class Sequence:
         self.n_kept = 0  # leading pages that the pool knows by their keys
         self.n_pages = 0
         self.chunk = 0  # rows in the step that is being made
-        greedy = request.params.temperature == 0 and request.params.logprobs is None
-        greedy = greedy and self.scores is None and matcher is None
-        self.segment = Segment(np.zeros(-(-limit // PAGE_TOKENS), np.int32), 0, [], 1, greedy)
+        plain = self.scores is None and matcher is None
+        scale = sampler.scale if plain else 1.0
+        self.segment = Segment(np.zeros(-(-limit // PAGE_TOKENS), np.int32), 0, [], 1, scale)
 
     @property
     def all_rows(self) -> bool:

@@ -16,6 +16,9 @@ PAGE_TOKENS = 64
 BLOCK = 64
 """Vocabulary entries that share one pre-computed maximum."""
 
+RUN = 4096
+"""Vocabulary entries that share one pre-computed sum."""
+
 
 @dataclass(slots=True)
 class Segment:
@@ -25,14 +28,15 @@ class Segment:
     start: position of the first row; keys 0..start-1 are in the cache already.
     tokens: int32[n].
     outputs: how many of the last rows want logits.
-    greedy: whether only the best token will be asked of them; what else could be asked is then not prepared.
+    scale: inverse of the temperature at which tokens will be drawn from their logits, or 1 if log
+    probabilities are wanted; 0: only the best token will be asked for. What else may be asked takes longer.
     """
 
     pages: NDArray[np.int32]
     start: int
     tokens: Sequence[int] | NDArray[np.int32]
     outputs: int = 1
-    greedy: bool = False
+    scale: float = 1.0
 
 
 Batch = list[Segment]
@@ -50,13 +54,15 @@ class Logits:
         values: NDArray[np.float32],
         block_max: NDArray[np.float32] | None = None,
         run_sums: NDArray[np.float64] | None = None,
+        scales: NDArray[np.float32] | None = None,
         best: NDArray[np.int64] | None = None,
     ) -> None:
-        """block_max: float32[n_out, ceil(vocab / BLOCK)]; run_sums: float64[n_out, runs, 2], peak and sum of
-        exp below it."""
+        """block_max: float32[n_out, ceil(vocab / BLOCK)]. run_sums: float64[n_out, ceil(vocab / RUN), 2], the
+        peak and the sum of exp(scale * (logit - peak)). scales: float32[n_out]; 0: there is no sum."""
         self.values = values
         self._block_max = block_max
         self._run_sums = run_sums
+        self._scales = scales
         self._best = best
         self._stale: set[int] = set()
         self._sums: dict[int, float] = {}  # log_sum_exp of rows in which tokens were ruled out
@@ -75,7 +81,7 @@ class Logits:
         if not len(ids):
             return
         values = self.values[row]
-        if row not in self._stale and self._run_sums is not None:
+        if self._summed(row, 1.0) is not None:
             total = self.log_sum_exp(row)
             gone = float(np.exp(values[ids].astype(np.float64) - total).sum())
             if gone < 0.9:  # else too little is left for a difference to be exact
@@ -91,6 +97,17 @@ class Logits:
             self._block_max[row, blocks] = values[:whole].reshape(-1, BLOCK)[blocks].max(axis=1)
         else:
             self.changed(row)
+
+    def _summed(self, row: int, scale: float) -> tuple[float, NDArray[np.float64]] | None:
+        """A row's peak and the sum of exp(scale * (logit - peak)) of each run, if it was pre-computed."""
+        if self._run_sums is None or self._scales is None or row in self._stale or row in self._sums:
+            return None
+        if float(self._scales[row]) != scale:
+            return None
+        peaks, sums = self._run_sums[row].T
+        top = float(peaks.max())
+        weights: NDArray[np.float64] = sums * np.exp((peaks - top) * scale)
+        return top, weights
 
     def _maxima(self, row: int) -> NDArray[np.float32]:
         if self._block_max is not None and row not in self._stale:
@@ -110,13 +127,52 @@ class Logits:
         """Logarithm of the row's sum of exponentials: log p(token) is its logit less this."""
         if row in self._sums and row not in self._stale:
             return self._sums[row]
-        if self._run_sums is not None and row not in self._stale:
-            peaks, sums = self._run_sums[row].T
-            top = float(peaks.max())
-            return top + math.log(float((sums * np.exp(peaks - top)).sum()))
+        found = self._summed(row, 1.0)
+        if found is not None:
+            top, weights = found
+            return top + math.log(float(weights.sum()))
         values = self.values[row]
         peak = float(values.max())
         return peak + float(np.log(np.exp(values - np.float32(peak)).sum(dtype=np.float64)))
+
+    def draw(self, row: int, uniform: float, scale: float) -> int:
+        """The token that ``uniform`` in [0, 1) falls on, where each, in order of their ids, is as wide as its
+        share of the sum of exp(scale * logit). Costs least at the scale of the segment.
+
+        Raises ValueError if a logit is not a number.
+        """
+        values = self.values[row]
+        found = self._summed(row, scale)
+        if found is None:
+            top = float(values.max())
+            powers = np.subtract(values, np.float32(top))
+            powers *= np.float32(scale)
+            np.exp(powers, out=powers)
+            weights = np.add.reduceat(powers, np.arange(0, len(values), RUN), dtype=np.float64)
+        else:
+            top, weights = found
+        ends = weights.cumsum()
+        if not math.isfinite(ends[-1]):
+            raise ValueError("a logit is not a number")
+        target = uniform * float(ends[-1])
+        run = min(int(ends.searchsorted(target, side="right")), len(ends) - 1)
+        target -= float(ends[run - 1]) if run else 0.0
+        part = values[run * RUN : (run + 1) * RUN].astype(np.float64)
+        sums = np.exp((part - top) * scale).cumsum()
+        # Two sums of the same run differ by their rounding: the target may lie a hair past the end.
+        return run * RUN + int(sums.searchsorted(min(target, np.nextafter(sums[-1], 0)), side="right"))
+
+    def reaching(self, row: int, floor: float) -> NDArray[np.intp]:
+        """The tokens of a row whose logits are at least ``floor``, in order of their ids."""
+        values, maxima = self.values[row], self._maxima(row)
+        blocks = np.flatnonzero(maxima >= floor)
+        if 4 * len(blocks) < len(maxima):
+            ids = (blocks[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
+            if len(ids) and ids[-1] >= len(values):
+                ids = ids[ids < len(values)]
+            reached: NDArray[np.intp] = ids[values[ids] >= floor]
+            return reached
+        return np.flatnonzero(values >= floor)
 
     def top(self, row: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k best tokens of a row and their logits, best first, equal ones by id, without sorting
@@ -133,9 +189,26 @@ class Logits:
             ids = ids[values[ids] >= floor]
         else:
             ids = np.arange(len(values))
-        order = np.lexsort((ids, -values[ids]))[:k]
-        chosen = ids[order]
-        return chosen.astype(np.int32), values[chosen]
+        ids, chosen = best_first(ids, values[ids])
+        return ids[:k], chosen[:k]
+
+
+def best_first(
+    ids: NDArray[np.intp], values: NDArray[np.float32]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Tokens and their logits, the highest first, equal ones by id; NaN anywhere."""
+    if len(ids) < 512:
+        order = np.lexsort((ids, -values))
+        return ids[order].astype(np.int32), values[order]
+    # One number holds both, the order of the bits being that of the logits: numpy sorts many such numbers
+    # several times as fast as it finds their order.
+    bits = (values + np.float32(0)).view(np.uint32)  # the sum makes -0 the zero that it equals
+    falling = np.where(bits >> 31, bits, ~(bits | np.uint32(1 << 31)))
+    keys = (falling.astype(np.uint64) << np.uint64(32)) | ids.astype(np.uint64)
+    keys.sort()
+    sorted_ids = (keys & np.uint64(0xFFFFFFFF)).astype(np.int32)
+    falling = (keys >> np.uint64(32)).astype(np.uint32)
+    return sorted_ids, np.where(falling >> 31, falling, ~falling & np.uint32(0x7FFFFFFF)).view(np.float32)
 
 
 def block_maxima(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -436,7 +436,7 @@ class Graph:
             maxima_stride=w.maxima.strides[0],
             sums=w.sums,
             sums_stride=w.sums.strides[0],
-            want_sums=w.want_sums,
+            scales=w.scales,
         )
         self.program.step(
             Pick(),

@@ -66,6 +66,7 @@ class Transformer:
         self._tokens, self._positions = _view(w.tokens), _view(w.positions)
         self._row_pages, self._out_rows = _view(w.pages), _view(w.out_rows)
         self._slots, self._items = _view(w.slots), _view(w.items)
+        self._scales: Any = _view(w.scales)
         self._turned = self._n_out = self._spare = 0
         self._cache: mmap.mmap | None = None
         self._base = 0
@@ -107,8 +108,7 @@ class Transformer:
         except pool.ThreadsError as error:
             raise ResourceError(f"{error}; ask for fewer, or raise the limit (ulimit -u)") from None
         w, n = self.work, self._n_out
-        sums = w.sums[:n] if w.want_sums[0] else None
-        return Logits(w.logits[:n, : self.vocab_size], w.maxima[:n], sums, w.best[:n])
+        return Logits(w.logits[:n, : self.vocab_size], w.maxima[:n], w.sums[:n], w.scales[:n], w.best[:n])
 
     def program_for(self, batch: Batch) -> Program:
         """Describe a batch to the kernels; the program that will run it."""
@@ -142,10 +142,10 @@ class Transformer:
             rows += n
             for row in range(rows - min(segment.outputs, n), rows):
                 self._out_rows[out] = row
+                self._scales[out] = segment.scale
                 out += 1
         w = self.work
         w.n_rows[0], w.n_out[0], w.n_items[0] = rows, out, items
-        w.want_sums[0] = not all(segment.greedy for segment in batch)
         self._n_out, self._page_lists = out, kept
         return self._few if rows <= FEW_ROWS else self._many
 

@@ -65,7 +65,8 @@ class Workspace:
         self.slots = _integers(max_rows, 2)
         self.items = _integers(max_rows + EXTRA_SLOTS, attention.ITEM_BYTES // 8)
         self.out_rows = _integers(max_rows)
-        self.cache_base, self.want_sums = _integers(1), _integers(1)
+        self.scales = np.zeros(max_rows, np.float32)
+        self.cache_base = _integers(1)
         # The residual stream, and what products read and write.
         self.x = _floats(copies, c.dim)
         self.lines = _lines(copies, max(c.dim, c.q_dim))

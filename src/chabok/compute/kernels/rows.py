@@ -216,8 +216,9 @@ class Summarize:
     """What choosing a token needs of its logits without reading them all again.
 
     logits float32[rows, stride / 4], n of them in use -> maxima float32[rows, ceil(n / 64)] and, for each run
-    of 4096, (peak, sum of exponentials below it) float64[rows, ceil(n / 4096), 2]. cap: logits first become
-    cap * tanh(logits / cap), in place. The sums are only made if int64 want_sums is not 0.
+    of 4096, the peak and the sum of exp(scale * (logit - peak)) as float64[rows, ceil(n / 4096), 2]. scales
+    float32[rows]: inverse temperatures; 0: no sum is wanted. cap: logits first become cap * tanh(logits /
+    cap), in place.
     """
 
     cap: bool = False
@@ -232,7 +233,7 @@ class Summarize:
         "maxima_stride",
         "sums",
         "sums_stride",
-        "want_sums",
+        "scales",
         "counter",
     )
 
@@ -280,8 +281,9 @@ class Summarize:
                 peak.set(f.maximum(peak.get(), best))
             top = f.reduce_max(peak.get())
             total = f.variable(f.const(0.0, F32 * 16))
-            with f.when(ops.ptr("want_sums").load(I64).ne(0)), f.loop(first, end, 16) as at:
-                total.set(total.get() + exp(f, vector(at) - top))
+            scale = ops.ptr("scales").at(r, 4).load(F32)
+            with f.when(scale > 0.0), f.loop(first, end, 16) as at:
+                total.set(total.get() + exp(f, (vector(at) - top) * scale))
             to = ops.ptr("sums").at(r * ops.int("sums_stride")).at(run, 16)
             to.store(top.to_float(F64), 0)
             to.store(f.reduce_add(total.get()).to_float(F64), 8)
