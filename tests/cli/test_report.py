@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from tests.measure.runs import write_run
 
 from chabok.cli.main import main
 from chabok.cli.report_text import fitting
-from chabok.measure.report import recompute
+from chabok.measure.conditions import Condition
+from chabok.measure.report import METRICS, recompute
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +183,14 @@ def test_what_names_and_errors_say_does_nothing_to_the_terminal(
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "[bold]x" in out
+
+
+def test_the_documentation_names_metrics_and_conditions_that_there_are() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reports.md").read_text(encoding="utf-8")
+    for line in re.findall(r"--fail-if '([^']+)'", text):
+        Condition.of(line)
+    rows = {row[0]: row[1] for row in re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", text, re.M)}
+    with_statistic = set(re.findall(r"`(\w+)`", rows["metrics with a statistic"]))
+    without = set(re.findall(r"`(\w+)`", rows["metrics without"]))
+    assert with_statistic == {name for name, metric in METRICS.items() if metric.of != "load"}
+    assert without == {name for name, metric in METRICS.items() if metric.of == "load"}

@@ -43,7 +43,7 @@ def test_an_hours_price_is_divided_by_the_time_in_prefill_and_decode() -> None:
     found = cost(Price.machine(3.6), summary(), 2, 0.25)
     assert found.per_million_output == pytest.approx(0.75 * 0.001 / 100 * 1e6)
     assert found.per_million_prompt == pytest.approx(0.25 * 0.001 / 1000 * 1e6)
-    assert "25%" in found.split
+    assert "25 %" in found.split
     assert not found.missing
 
 

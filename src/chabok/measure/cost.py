@@ -104,8 +104,8 @@ def _of_machine(second: float, price: Price, summary: Summary, users: int, prefi
         prefill = 0.0
     else:
         split = (
-            f"{prefill:.0%} of the machine's cost is put on prompt tokens and the rest on output tokens, "
-            "as requests spent their time in prefill and decode"
+            f"{prefill * 100:.0f} % of the machine's cost is put on prompt tokens and the rest on output "
+            "tokens, as requests spent their time in prefill and decode"
         )
     output = second * (1 - prefill) / summary.throughput * 1e6 if summary.throughput else None
     prompt = second * prefill / prompts * 1e6 if prompts and prefill else None

@@ -12,7 +12,7 @@ from chabok.measure.breakdown import Breakdown, Effect, break_down, fit_prefill
 from chabok.measure.cost import Price, cost
 from chabok.measure.load import Outcome
 from chabok.measure.metrics import Request, measure
-from chabok.measure.report.data import Level, Report, level_of
+from chabok.measure.report.data import Level, Report, level_of_requests
 from chabok.measure.report.sample import Sample, sample
 from chabok.measure.run import About, Loaded, Run
 from chabok.measure.schedule import Concurrent
@@ -35,34 +35,34 @@ class Found:
 class Account:
     """Takes timelines and loads in the order in which they end; gives the report.
 
-    Holds the timelines of one load at a time, and of older ones only the values of their metrics.
+    Holds no event longer than it takes to measure it: of each token two or three numbers remain.
     """
 
     def __init__(self, limits: list[Limit], *, seed: int = 0) -> None:
         self.limits = limits
         self._seed = seed
-        self._open: dict[str, list[Timeline]] = {}
+        self._open: dict[str, list[Request]] = {}
         self._probes: dict[str, list[Request]] = {}
         self._one: list[Request] = []
         self.samples: list[Sample] = []
 
     def take(self, timeline: Timeline) -> None:
         """A request ended."""
-        if timeline.phase in (WARM_UP, LENGTHS, AGAIN):
-            self._probes.setdefault(timeline.phase, []).append(_light(measure(timeline)))
-        else:
-            self._open.setdefault(timeline.phase, []).append(timeline)
+        request = measure(timeline)
+        timeline.events = []
+        single = timeline.phase in (WARM_UP, LENGTHS, AGAIN)
+        (self._probes if single else self._open).setdefault(timeline.phase, []).append(request)
 
     def load(self, loaded: Loaded) -> Level:
         """A load is over, and with it the requests of its phase."""
-        timelines = self._open.pop(loaded.phase, [])
-        level, requests = level_of(
-            _outcome(loaded, timelines), timelines, self.limits, loaded.users, seed=self._seed
+        taken = self._open.pop(loaded.phase, [])
+        level, requests = level_of_requests(
+            _outcome(loaded, taken), taken, self.limits, loaded.users, seed=self._seed
         )
         level.load, level.per_s = loaded.load, loaded.per_s
         self.samples.append(sample(level, requests, self.limits))
         if level.users == 1 and not self._one:
-            self._one = [_light(request) for request in requests]
+            self._one = requests
         return level
 
     def conclude(self, about: About, price: Price | None = None, *, cut: bool = False) -> Report:
@@ -149,22 +149,16 @@ def capacity_of(levels: list[Level]) -> int | None:
     return max((level.users for level in closed if level.met and level.users < missed), default=0)
 
 
-def _outcome(loaded: Loaded, timelines: list[Timeline]) -> Outcome:
+def _outcome(loaded: Loaded, requests: list[Request]) -> Outcome:
     """What ``level_of`` takes; lateness as the load computes it, from all that were sent."""
     outcome = Outcome(
         loaded.phase, Concurrent(max(loaded.users, 1), 1), loaded.began, loaded.ended, loaded.window
     )
     outcome.cpu_share, outcome.stopped = loaded.cpu_share, loaded.stopped
-    late = sorted(t.sent - t.connect_s - t.scheduled for t in timelines if t.sent is not None)
+    late = sorted(each.lateness_s for each in requests if each.lateness_s is not None)
     if late:
         outcome.lateness_p99_s = max(late[min(int(len(late) * 0.99), len(late) - 1)], 0.0)
     return outcome
-
-
-def _light(request: Request) -> Request:
-    """The request without its events, which take most of the memory."""
-    request.timeline.events = []
-    return request
 
 
 def _gain(asked: list[Request]) -> Effect | None:
@@ -178,8 +172,9 @@ def _gain(asked: list[Request]) -> Effect | None:
     return Effect(*pairs[len(pairs) // 2]) if pairs else None
 
 
-def _at_once(timelines: list[Timeline]) -> int:
+def _at_once(requests: list[Request]) -> int:
     """Most requests that were unanswered at the same time."""
+    timelines = [each.timeline for each in requests]
     steps = [(each.scheduled, 1) for each in timelines]
     steps += [(each.done if each.done is not None else np.inf, -1) for each in timelines]
     running = np.cumsum([step for _, step in sorted(steps)])

@@ -74,7 +74,7 @@ def _loads(samples: Sequence[Sample]) -> tuple[Axis, list[tuple[float, Sample]]]
         places = sorted({place for place, _ in placed})
         if len(places) < 2:
             continue
-        log = places[0] > 0 and places[-1] / places[0] >= 4
+        log = name == "users" or places[-1] / places[0] >= 4
         marks = tuple(places)
         if len(marks) > 9:
             marks = tuple(marks[i] for i in np.linspace(0, len(marks) - 1, 9).astype(int))

@@ -97,9 +97,19 @@ def level_of(
     outcome: Outcome, timelines: list[Timeline], limits: list[Limit], users: int, *, seed: int = 0
 ) -> tuple[Level, list[Request]]:
     """A level from the outcome of its load, and the requests' own metrics."""
+    return level_of_requests(outcome, [measure(each) for each in timelines], limits, users, seed=seed)
+
+
+def level_of_requests(
+    outcome: Outcome, requests: list[Request], limits: list[Limit], users: int, *, seed: int = 0
+) -> tuple[Level, list[Request]]:
+    """As ``level_of``, of requests whose metrics are known; gives those that count."""
     # What was cut off by the end of the run is neither a success nor the server's failure.
-    timelines = [each for each in timelines if each.failure is None or each.failure.kind != "cancelled"]
-    requests = [measure(timeline) for timeline in timelines]
+    requests = [
+        each
+        for each in requests
+        if each.timeline.failure is None or each.timeline.failure.kind != "cancelled"
+    ]
     found = Level(
         str(outcome.load),
         outcome.phase,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 58, 18, 34, 44
+LEFT, RIGHT, TOP, BOTTOM = 64, 18, 34, 44
 
 Points = Sequence[tuple[float, float]]
 
