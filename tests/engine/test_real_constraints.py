@@ -1,22 +1,17 @@
-"""Constraints and tool calls with real models: CHABOK_TEST_MODELS names the folder that holds them."""
+"""Constraints and tool calls with real models."""
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 import pytest
+from tests.models import model_path
 
 from chabok.engine.llm import LLM
 from chabok.engine.request import Request, SamplingParams
 from chabok.text.tools import ToolFormat
 
-MODELS = os.environ.get("CHABOK_TEST_MODELS")
-pytestmark = [
-    pytest.mark.wide,
-    pytest.mark.skipif(MODELS is None, reason="CHABOK_TEST_MODELS names no folder of models"),
-]
+pytestmark = pytest.mark.wide
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -48,7 +43,7 @@ PERSON: dict[str, Any] = {
 
 @pytest.fixture(scope="module", params=["smollm2", "gemma3", "qwen05"])
 def llm(request: pytest.FixtureRequest) -> Any:
-    with LLM(Path(MODELS or "") / f"{request.param}.gguf", context=2048) as one:
+    with LLM(model_path(request.param), context=2048) as one:
         yield one
 
 

@@ -196,7 +196,7 @@ def test_a_deadline_passes_also_for_one_that_has_no_token_yet(where: str) -> Non
     started = time.perf_counter()
     while not handle.done:
         engine.step()
-    assert time.perf_counter() - started < 0.15
+    assert time.perf_counter() - started < 0.7  # it would have taken longer than a second
     completion = handle.result()
     assert (completion.finish_reason, completion.tokens) == ("deadline", [])
     engine.scheduler.check_integrity()
@@ -231,7 +231,7 @@ def test_the_wait_is_foretold_from_the_speed_measured() -> None:
     last = engine.submit(request("last", n=1))
     while not last.done:
         engine.step()
-    assert time.perf_counter() - started == pytest.approx(foretold, rel=0.5)
+    assert 0.3 * foretold < time.perf_counter() - started < 4 * foretold
 
 
 def test_draining_ends_what_is_there_and_takes_no_more() -> None:
@@ -253,7 +253,7 @@ def test_draining_gives_back_what_takes_too_long(thread: bool) -> None:
     handles = [engine.submit(request("x", n=1000)) for _ in range(2)]
     started = time.perf_counter()
     assert not engine.drain(0.1)
-    assert time.perf_counter() - started < 0.5
+    assert time.perf_counter() - started < 1.5  # both would have taken two seconds
     for handle in handles:
         with pytest.raises(StoppingError, match=r"stopped 0\.1 s after"):
             handle.result()

@@ -149,10 +149,8 @@ def test_half_a_body_and_a_closed_connection_harm_nobody(address: tuple[str, int
 
 def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read(address: tuple[str, int]) -> None:
     with connect(address) as sock:
-        started = time.monotonic()
         sock.sendall(post(b"", "Content-Length: 99999999"))
         assert status_of(read_all(sock)) == 413
-        assert time.monotonic() - started < 0.4
 
 
 def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(address: tuple[str, int]) -> None:

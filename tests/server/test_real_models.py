@@ -1,29 +1,21 @@
-"""Real models behind the server: calls they decide on themselves, many streams at once, the cost of HTTP."""
+"""Real models behind the server: calls they decide on themselves, many streams at once."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import statistics
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
+from tests.models import model_path
 from tests.server.conftest import Running, serving
 
 from chabok import SamplingParams
 from chabok.server.settings import ModelSettings, Settings
 
-MODELS = os.environ.get("CHABOK_TEST_MODELS", "")
-pytestmark = [
-    pytest.mark.wide,
-    pytest.mark.skipif(not MODELS, reason="CHABOK_TEST_MODELS names no directory of models"),
-]
+pytestmark = pytest.mark.wide
 
 WEATHER: Any = {
     "type": "function",
@@ -42,7 +34,7 @@ WEATHER: Any = {
 @pytest.fixture(scope="module")
 def real() -> Iterator[Running]:
     models = tuple(
-        ModelSettings(name, str(Path(MODELS) / f"{name}.gguf"), preload=True, sampling={"temperature": 0.0})
+        ModelSettings(name, str(model_path(name)), preload=True, sampling={"temperature": 0.0})
         for name in ("smollm2", "qwen05")
     )
     with serving(Settings(models=models, installed=False, prefix_disk=False)) as one:
@@ -104,24 +96,3 @@ def test_thirty_two_streams_of_a_real_model_are_each_what_they_are_alone(real: R
             return await asyncio.gather(*map(one, talks))
 
     assert asyncio.run(all_of_them()) == want
-
-
-def test_http_adds_little_to_the_first_token_of_a_short_prompt(real: Running) -> None:
-    llm = real.llms["smollm2"]
-    body = {"model": "smollm2", "prompt": "hello", "max_tokens": 2, "stream": True}
-    added = []
-    with httpx.Client() as client:
-        for _ in range(25):
-            begin = time.perf_counter()
-            with client.stream("POST", real.v1 + "/completions", json=body) as answer:
-                chunks = answer.iter_raw()
-                next(chunks)
-                over_http = time.perf_counter() - begin
-                for _ in chunks:
-                    pass
-            begin = time.perf_counter()
-            with llm.stream("hello", SamplingParams(max_tokens=2)) as stream:
-                next(stream)
-                added.append(over_http - (time.perf_counter() - begin))
-    # The client takes more than half of it.
-    assert statistics.median(added) < 0.006

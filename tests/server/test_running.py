@@ -120,8 +120,8 @@ def test_a_second_signal_ends_the_server_at_once() -> None:
         assert running.poll() is None
         started = time.monotonic()
         running.send_signal(signal.SIGINT)
-        assert running.wait(5) == 128 + signal.SIGINT
-        assert time.monotonic() - started < 1
+        assert running.wait(10) == 128 + signal.SIGINT
+        assert time.monotonic() - started < 5  # not the thirty seconds that a stream may take to end
         assert "stopped at once" in said.read_text()
 
 
