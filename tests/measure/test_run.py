@@ -120,6 +120,10 @@ def _refused(timeline: Timeline) -> bool:
         (b'{"number":0,"scheduled":0,"events":[[2,"content"],[1,"content"]]}', "line 2.*1.0 s follows"),
         (b'{"number":0,"scheduled":0,"usage":{"output_tokens":100000000000}}', "line 2.*tokens"),
         (b'{"number":0,"scheduled":1e999}', "line 2"),
+        (b'{"number":0,"scheduled":1e300}', "line 2: 1e.300 is no time"),
+        (b'{"number":0,"scheduled":0,"server":{"prefill_ms":-1e300}}', "line 2: -1e.300 is no time"),
+        (b'{"load":{"phase":"x","load":"x","users":-1}}', "line 2: -1 users"),
+        (b'{"load":{"phase":"x","load":"x","window":{"start":0,"end":1e300}}}', "line 2: 1e.300"),
     ],
 )
 def test_damage_is_named_by_file_and_line(tmp_path: Path, line: bytes, said: str) -> None:

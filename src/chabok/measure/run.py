@@ -13,7 +13,6 @@ A run that was killed is read up to its last whole line.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -26,12 +25,16 @@ from chabok.measure.cost import Price
 from chabok.measure.failures import MeasureError
 from chabok.measure.load import Outcome, Window
 from chabok.measure.schedule import Concurrent, Rate
-from chabok.measure.timeline import OTHER_LINES, Timeline, TimelineFile, decode, read_about
+from chabok.measure.timeline import OTHER_LINES, ServerTimings, Timeline, TimelineFile, decode, read_about
 
 FOLDER = "chabok-bench"
 """Where runs are kept unless another folder is named."""
 LONGEST_LINE = 1 << 27
 """Bytes; one answer of a million events is shorter."""
+LONGEST_S = 1e9
+"""No instant lies farther from the run's start, either way: thirty years."""
+MOST_USERS = 10_000
+"""At once, as of a load that can be asked for."""
 MOST_TOKENS = 10_000_000
 """Of one request; more than that is damage, and would take the memory to be believed."""
 
@@ -156,7 +159,7 @@ class Run:
                 return checked(decode(line))
             content = msgspec.json.decode(line)
             if "load" in content:
-                return msgspec.convert(content["load"], Loaded)
+                return checked_load(msgspec.convert(content["load"], Loaded))
             self._told |= msgspec.convert(content["known"], dict[str, Any])
         except (MeasureError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise self._damaged(number, str(error)) from None
@@ -194,12 +197,12 @@ def find(path: str | os.PathLike[str]) -> Path:
 
 def checked(timeline: Timeline) -> Timeline:
     """The timeline itself; MeasureError if no clock and no endpoint can have produced it."""
-    instants = [timeline.scheduled, timeline.sent, timeline.headers, timeline.done, timeline.connect_s]
-    if not all(at is None or math.isfinite(at) for at in instants):
-        raise MeasureError("an instant is not finite")
-    before = -math.inf
+    _within(timeline.scheduled, timeline.sent, timeline.headers, timeline.done, timeline.connect_s)
+    if timeline.server is not None:
+        _within(*(value for name, value in _fields(timeline.server) if name != "source"))
+    before = -LONGEST_S
     for event in timeline.events:
-        if not before <= event.at < math.inf:
+        if not before <= event.at <= LONGEST_S:
             raise MeasureError(f"an event at {event.at} s follows one at {before} s")
         before = event.at
     usage = timeline.usage
@@ -208,3 +211,23 @@ def checked(timeline: Timeline) -> Timeline:
     if not all(count is None or 0 <= count <= MOST_TOKENS for count in counts):
         raise MeasureError(f"a count of tokens is not from 0 to {MOST_TOKENS}")
     return timeline
+
+
+def checked_load(load: Loaded) -> Loaded:
+    """The load itself; MeasureError if there can be no such load."""
+    _within(load.began, load.ended, load.cpu_share, load.per_s)
+    if load.window is not None:
+        _within(load.window.start, load.window.end)
+    if not 0 <= load.users <= MOST_USERS:
+        raise MeasureError(f"{load.users} users at once: from 0 to {MOST_USERS} are possible")
+    return load
+
+
+def _within(*values: float | None) -> None:
+    for value in values:
+        if value is not None and not abs(value) <= LONGEST_S:
+            raise MeasureError(f"{value:g} is no time that was measured")
+
+
+def _fields(of: ServerTimings) -> Iterator[tuple[str, Any]]:
+    return ((item.name, getattr(of, item.name)) for item in fields(of))
