@@ -163,6 +163,25 @@ def test_every_report_keeps_the_published_schema(found: Found, hostile: Found, t
     assert list(validator.iter_errors(broken))
 
 
+def test_columns_come_with_what_they_are_about(found: Found, tmp_path: Path) -> None:
+    def headings(each: Found) -> set[str]:
+        return {column.heading for column in columns(each.report)}
+
+    path = tmp_path / "a.jsonl"
+    with RunFile(path) as file:
+        for number in range(3):
+            made = answer(number, float(number), cached=64, tokens=4)
+            made.events[1] = made.events[1]._replace(kind="reasoning")
+            made.usage.reasoning_tokens = 1
+            file(made)
+        file.load(Outcome("2 requests/s", Rate(2.0, 3), 0.0, 3.0))
+    special = {"Visible p50", "Cached", "Lateness p99"}
+    assert not special & headings(found)
+    assert special <= headings(recompute(path))
+    table = to_markdown(recompute(path).report)
+    assert "50 %" in table
+
+
 def test_csv_has_a_row_per_load_with_the_numbers_of_the_report(found: Found) -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(found.report))))
     assert [int(row["users"]) for row in rows] == [1, 2, 4, 8, 16]

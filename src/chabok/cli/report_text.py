@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from chabok.measure.report import Report
 
-DISPENSABLE = ("Goodput/s", "p99", "Worst gap", "p95", "Requests")
+DISPENSABLE = ("Goodput/s", "E2E p50", "p99", "Lateness p99", "Cached", "Worst gap", "p95", "Requests")
 """Columns left out one after the other where a terminal is too narrow for all."""
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from chabok.measure.metrics import Summary
 from chabok.measure.report.data import Level, Report
 from chabok.measure.report.definitions import METRICS
-from chabok.measure.report.numbers import UNKNOWN, at, number, seconds
+from chabok.measure.report.numbers import UNKNOWN, at, number, seconds, share
 from chabok.measure.stats import NEEDED, Distribution
 
 _EMPTY = Summary()
@@ -19,11 +19,19 @@ _HARMLESS = {sign: f"\\{sign}" for sign in "\\`*_[]|#~$"} | {"<": "&lt;", ">": "
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its heading, the metric it is of ("" for none), and its text for a load."""
+    """A column: its heading, the metric it is of ("" for none), and its text for a load. worth: whether it
+    says anything new of these loads; without it, if it is not all dashes."""
 
     heading: str
     metric: str
     text: Callable[[Level], str]
+    worth: Callable[[Sequence[Level]], bool] | None = None
+
+    def told(self, levels: Sequence[Level]) -> bool:
+        """Whether it is to be shown."""
+        if self.worth is not None and not self.worth(levels):
+            return False
+        return any(self.text(level) != UNKNOWN for level in levels)
 
 
 def _percentile(name: str, p: float) -> Callable[[Level], str]:
@@ -54,21 +62,34 @@ def _kept(level: Level) -> str:
     return f"{int(min(level.kept.values()) * 100)} %{'' if level.met else ' no'}"
 
 
+def _cached(level: Level) -> str:
+    summary = level.summary
+    if summary.cached_tokens is None or not summary.prompt_tokens:
+        return UNKNOWN
+    return share(summary.cached_tokens / summary.prompt_tokens)
+
+
 COLUMNS = (
     Column("Load", "", lambda level: level.load),
     Column("Requests", "", _requests),
     Column("TTFT p50", "ttft", _percentile("ttft", 50)),
     Column("p95", "ttft", _percentile("ttft", 95)),
     Column("p99", "ttft", _percentile("ttft", 99)),
+    Column("Visible p50", "ttfvt", _percentile("ttfvt", 50),
+           lambda levels: any(level.summary.reasoning_tokens for level in levels)),
     Column("ITL p50", "itl", _percentile("itl", 50)),
     Column("p95", "itl", _percentile("itl", 95)),
     Column("p99", "itl", _percentile("itl", 99)),
     Column("Worst gap", "worst_gap", _longest),
+    Column("E2E p50", "e2e", _percentile("e2e", 50)),
     Column("Tokens/s each", "speed", _speed),
     Column("Tokens/s", "throughput", _throughput),
     Column("Goodput/s", "goodput", lambda level: number(level.goodput)),
+    Column("Cached", "cached", _cached, lambda levels: any(level.summary.cached_tokens for level in levels)),
+    Column("Lateness p99", "lateness", lambda level: seconds(level.lateness_p99_s),
+           lambda levels: any(level.per_s or level.lateness_p99_s > 0.001 for level in levels)),
     Column("In limits", "", _kept),
-)
+)  # fmt: skip
 
 
 def columns(report: Report) -> list[Column]:
@@ -76,8 +97,7 @@ def columns(report: Report) -> list[Column]:
     return [
         column
         for column in COLUMNS
-        if column.heading in ("Load", "Requests", "TTFT p50")
-        or any(column.text(level) != UNKNOWN for level in report.levels)
+        if column.heading in ("Load", "Requests", "TTFT p50") or column.told(report.levels)
     ]
 
 
