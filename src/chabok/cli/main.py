@@ -42,6 +42,7 @@ COMMANDS = {
         "chabok.cli.report", "main", "Show a saved measurement, as text, page or data", typer=False
     ),
     "diff": Command("chabok.cli.diff", "main", "Compare measurements, also to fail a build", typer=False),
+    "turn": Command("chabok.cli.turn", "main", "What a faster model gives a whole turn of work", typer=False),
     "pull": Command("chabok.cli.pull", "pull", "Fetch a model before it is needed"),
     "list": Command("chabok.cli.list", "list_", "Show the models on this machine"),
     "show": Command("chabok.cli.show", "show", "Show what a model file holds"),
