@@ -129,7 +129,7 @@ def test_a_run_of_nothing_has_a_report_of_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("met", "capacity"),
-    [("", None), ("y", None), ("yy", 2), ("nn", 0), ("yn", 1), ("ynyn", 1), ("yyyn", 3), ("yyny", 2)],
+    [("", None), ("y", 1), ("yy", 2), ("nn", 0), ("yn", 1), ("ynyn", 1), ("yyyn", 3), ("yyny", 2)],
 )
 def test_capacity_is_the_most_users_below_any_that_missed(met: str, capacity: int | None) -> None:
     levels = [

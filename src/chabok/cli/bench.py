@@ -235,23 +235,23 @@ def _measure(
     command: str,
     options: dict[str, Any] | None = None,
 ) -> int:
-    from chabok.measure.report import write_report
+    from chabok.measure.report import recompute, write_report
 
     found.output.mkdir(parents=True, exist_ok=True)
     raw = found.output / f"{_free_name(found.output)}.jsonl"
-    report = asyncio.run(_run(target, plan, found, options, raw, command))
-    report.command, report.timelines = command, raw.name
+    asyncio.run(_run(target, plan, found, options, raw, command))
+    run = recompute(raw)  # what is shown now is what `chabok report` will show
+    report = run.report
     path = raw.with_suffix(".json")
     write_report(path, report)
     if found.json:
         sys.stdout.write(path.read_text(encoding="utf-8"))
     else:
         from chabok.cli.report_text import show
-        from chabok.measure.report import recompute
         from chabok.measure.report.page import to_html
 
         page = raw.with_suffix(".html")
-        page.write_text(to_html(recompute(raw)), encoding="utf-8")
+        page.write_text(to_html(run), encoding="utf-8")
         show(report, console(), [page, path, raw])
     return _code(report)
 

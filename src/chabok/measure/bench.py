@@ -212,6 +212,8 @@ class Bench:
         """Double the users until limits are missed and throughput grows no more; then look in between."""
         plan = self.plan
         self.report.capacity = 1 if one.met else 0
+        if self.log is not None:
+            self.log.known(looked=True)
         best = one.summary.throughput or 0.0
         users, missed = 1, 0 if one.met else 1
         while users < plan.most_users and not self._over():

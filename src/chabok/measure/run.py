@@ -45,7 +45,8 @@ class About:
 
     limits: as they are typed (``ttft=500ms:p95``). lengths: how exactly prompts are as long as asked:
     ``usage`` or ``assumed``. price: what its cost is computed from. round_trip_s, connect_s: of the network.
-    complete: False if it was stopped, or is not over. rate_capacity: highest rate within the limits that was
+    complete: False if it was stopped, or is not over. looked: whether more and more users were tried, to find
+    how many the limits allow. rate_capacity: highest rate within the limits that was
     found, requests per second; None: not looked for.
     """
 
@@ -65,6 +66,7 @@ class About:
     connect_s: float | None = None
     notes: list[str] = field(default_factory=list)
     complete: bool = False
+    looked: bool = False
     rate_capacity: float | None = None
 
 

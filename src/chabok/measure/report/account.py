@@ -87,7 +87,7 @@ class Account:
             about.round_trip_s,
             about.connect_s,
             [each.level for each in self.samples],
-            capacity_of([each.level for each in self.samples]),
+            capacity_of([each.level for each in self.samples]) if about.looked else None,
             self._breakdown(about),
             notes=list(about.notes),
             complete=about.complete and not cut,
@@ -105,9 +105,9 @@ class Account:
         one = next((each.level for each in self.samples if each.level.users == 1), None)
         if one is None or one.summary.ttft is None:
             return Breakdown()
-        first = next((each for each in self._probes.get(WARM_UP, []) if each.ok), None)
+        first = next(iter(self._probes.get(WARM_UP, [])), None)
         cold = None
-        if first is not None and first.ttft_s is not None:
+        if first is not None and first.ok and first.ttft_s is not None:
             cold = Effect(one.summary.ttft.median, first.ttft_s)
         lengths = self._probes.get(LENGTHS)
         return break_down(
@@ -141,9 +141,10 @@ def recompute(
 
 
 def capacity_of(levels: list[Level]) -> int | None:
-    """Most users that kept the limits while no smaller number missed them; None: no numbers were tried."""
-    closed = [level for level in levels if level.users and level.kept]
-    if len({level.users for level in closed}) < 2:
+    """Most users that kept the limits while no smaller number missed them; None: none were tried. A load that
+    was stopped says nothing."""
+    closed = [level for level in levels if level.users and level.kept and not level.stopped]
+    if not closed:
         return None
     missed = min((level.users for level in closed if not level.met), default=np.inf)
     return max((level.users for level in closed if level.met and level.users < missed), default=0)
