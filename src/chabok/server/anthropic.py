@@ -64,9 +64,9 @@ def speaks(call: Call) -> bool:
 async def create(call: Call) -> None:
     """Answer a conversation."""
     body = await call.parse(_MESSAGE)
-    bodies.check(body)
+    await call.convert(bodies.check, body)
     async with call.model(body.model) as served:
-        ask = ask_of(body, served)
+        ask = await call.convert(ask_of, body, served)
         ask.params = _params(body, served)
         ask.priority = priority_of(call, body.priority)
         ask.deadline_ms = deadline_of(call, body.deadline_ms)
@@ -85,9 +85,9 @@ async def create(call: Call) -> None:
 async def count_tokens(call: Call) -> None:
     """How many tokens a conversation has."""
     body = await call.parse(_COUNT)
-    bodies.check(body)
+    await call.convert(bodies.check, body)
     async with call.model(body.model) as served:
-        encoded = await generation.encode(ask_of(body, served), served)
+        encoded = await generation.encode(await call.convert(ask_of, body, served), served)
         await call.json({"input_tokens": len(encoded.tokens)})
 
 

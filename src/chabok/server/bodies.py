@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import json
 import re
@@ -19,6 +18,11 @@ T = TypeVar("T", bound=Struct)
 
 INLINE_BYTES = 64 * 1024
 """Bodies up to this size are parsed on the event loop, in well under a millisecond; others in a thread."""
+
+MAX_VALUES = 1_000_000
+"""Most commas in a body. Parsers let no other thread run, and ten million numbers would hold up every stream for
+a second. No prompt has as many commas and fits into a context.
+"""
 
 MAX_DEPTH = 100
 """Deepest nesting of a body, in brackets."""
@@ -38,6 +42,10 @@ class Body(Generic[T]):
 
     def parse(self, data: bytes) -> T:
         """A body as a struct. Raises RequestError naming the field that is wrong, by its path."""
+        if data.count(b",") > MAX_VALUES:
+            raise RefusedError(
+                413, f"the body has more than {MAX_VALUES} commas; send less at a time", "request_too_large"
+            )
         try:
             body = self._decoder.decode(data)
         except msgspec.ValidationError as error:
@@ -48,13 +56,6 @@ class Body(Generic[T]):
             raise RequestError("the body is nested too deep") from None
         _check(data)
         return body
-
-    async def read(self, chunks: AsyncIterator[bytes], length: str | None, limit: int) -> T:
-        """Read and parse a body of ``limit`` bytes at most; length: its Content-Length header."""
-        data = await read_bytes(chunks, length, limit)
-        if len(data) <= INLINE_BYTES:
-            return self.parse(data)
-        return await asyncio.to_thread(self.parse, data)
 
 
 def explained(error: msgspec.ValidationError, where: str = "", names: Sequence[str] = ()) -> RequestError:
@@ -81,7 +82,9 @@ def explained(error: msgspec.ValidationError, where: str = "", names: Sequence[s
 
 
 async def read_bytes(chunks: AsyncIterator[bytes], length: str | None, limit: int) -> bytes:
-    """A body of ``limit`` bytes at most; one that says it is longer is refused unread."""
+    """A body of ``limit`` bytes at most; length: its Content-Length header. One that says it is longer is
+    refused unread.
+    """
     if length is not None and length.isdigit() and int(length) > limit:
         raise _too_large(limit)
     parts: list[bytes] = []

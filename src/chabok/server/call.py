@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from chabok.server.bodies import Body
-from chabok.server.errors import encode
+from chabok.server.bodies import INLINE_BYTES, Body, read_bytes
+from chabok.server.errors import RefusedError, encode
+from chabok.server.streaming import GoneError
 
 if TYPE_CHECKING:
     from chabok.server.app import Server
     from chabok.server.roster import Served
 
 T = TypeVar("T", bound=Struct)
+R = TypeVar("R")
 
 Handler = Callable[["Call"], Awaitable[None]]
 
@@ -31,6 +34,7 @@ class Call(Request):
         self.server: Server = scope["chabok"]
         self.reply = send
         self.load_s = 0.0
+        self.large = False
         self.arrived: float = getattr(self.state, "arrived", None) or perf_counter()
 
     @property
@@ -50,9 +54,26 @@ class Call(Request):
             yield served
 
     async def parse(self, body: Body[T]) -> T:
-        """The body, read within the server's limit."""
+        """The body, read within the server's limit. Raises GoneError if the client leaves meanwhile."""
         limit = self.server.settings.max_body
-        return await body.read(self.stream(), self.headers.get("content-length"), limit)
+        coding = self.headers.get("content-encoding", "identity")
+        if coding.lower() != "identity":
+            what = f"bodies are read as they are; send it without Content-Encoding: {coding[:40]}"
+            raise RefusedError(415, what, "unsupported_encoding")
+        try:
+            data = await read_bytes(self.stream(), self.headers.get("content-length"), limit)
+        except ClientDisconnect:
+            raise GoneError from None
+        self.large = len(data) > INLINE_BYTES
+        return await self.convert(body.parse, data)
+
+    async def convert(self, function: Callable[..., R], *arguments: object) -> R:
+        """``function(*arguments)``, which takes as long as the body is large: then in a thread, so that other
+        clients' streams go on.
+        """
+        if self.large:
+            return await asyncio.to_thread(function, *arguments)
+        return function(*arguments)
 
     async def json(  # type: ignore[override]
         self, value: object, status: int = 200, headers: dict[str, str] | None = None

@@ -62,7 +62,7 @@ async def complete(call: Call) -> None:
     """Continue one text, or several."""
     body = await call.parse(BODY)
     async with call.model(body.model) as served:
-        asks, keep = asks_of(call, body, served)
+        asks, keep = await call.convert(asks_of, call, body, served)
         prepared = await prepare_all(asks, served, call.state.caller)
         head = _Head(call, served)
         if body.stream:

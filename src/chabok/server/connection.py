@@ -10,12 +10,27 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from chabok.server.errors import RefusedError, answer
 from chabok.server.settings import Settings
+
+
+class _Unchunked(RequestResponseCycle):
+    """An answer to HTTP/1.0, which knows no chunks: what has no length ends with the connection."""
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+                self.chunked_encoding = self._sized = False
+        elif not self._sized:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+    _sized = True
 
 
 class Connection(HttpToolsProtocol):
@@ -62,11 +77,33 @@ class Connection(HttpToolsProtocol):
         if self._refused:
             return
         in_body = self._in_body
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            why = error.__context__ or error  # of what our own callbacks raise, such as for a URL
+            what = f"this is not a valid HTTP request ({str(why) or type(why).__name__})"
+            self._refuse(RefusedError(400, what, "invalid_http"))
+            return
         if not in_body:  # all of it is headers, or was and they are complete
             self._header_bytes += len(data)
         if self._in_headers and self._header_bytes > self.settings.max_headers:
             self._too_large()
+
+    def _go_on(self, rest: bytes) -> None:
+        """Ignore that the client offers another protocol, as Java's does with every request (RFC 9110, 7.8): parse the
+        request again without the offer, since the parser takes what follows for that protocol.
+        """
+        if self._refused:
+            return
+        kept = [
+            line for line in self.headers if line[0] not in (b"connection", b"upgrade", b"http2-settings")
+        ]
+        lines = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url), *map(b": ".join, kept), b"", b""]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join(lines) + rest)
 
     def pause_writing(self) -> None:
         """The client takes less than it is given: it has so long to take it."""
@@ -92,12 +129,33 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """All headers are there; a body may follow."""
         self._in_headers, self._in_body = False, True
+        if self._refused:
+            return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.settings.max_headers:
             self._too_large()
             return
+        problem = self._problem()
+        if problem:
+            self._refuse(RefusedError(400, problem, "invalid_http"))
+            return
+        if self.parser.should_upgrade():
+            return  # it is parsed again, see _go_on
         self._wait(self.settings.body_timeout, self._slow_body)
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.__class__ = _Unchunked
+
+    def _problem(self) -> str:
+        """What is wrong with the headers, if anything is: servers must not guess (RFC 9112, 3.2)."""
+        if self.parser.get_method() == b"CONNECT":
+            return "this server is no proxy"
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1:
+            return "the request has more than one Host header"
+        if not hosts and self.parser.get_http_version() == "1.1":
+            return "the request has no Host header"
+        return ""
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
@@ -108,7 +166,7 @@ class Connection(HttpToolsProtocol):
         """The request is whole."""
         self._in_body = False
         self._settle()
-        if not self._refused:
+        if not self._refused and not self.parser.should_upgrade():
             super().on_message_complete()
 
     def on_response_complete(self) -> None:

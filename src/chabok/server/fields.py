@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MAX_N = 128
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1000
+MAX_BIASES = 65536
 
 
 class Strict(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -75,6 +76,9 @@ def params_of(
     if body.stop is not None:
         values["stop"] = check_stops(body.stop)
     if body.logit_bias is not None:
+        if len(body.logit_bias) > MAX_BIASES:
+            what = f"logit_bias has {len(body.logit_bias)} tokens; {MAX_BIASES} is the most"
+            raise RequestError(what, "logit_bias")
         values["logit_bias"] = {_token_id(key): bias for key, bias in body.logit_bias.items()}
     if max_tokens is not None:
         values["max_tokens"] = max_tokens

@@ -64,7 +64,7 @@ async def generate(call: Call) -> None:
         return
     keep_alive = keep_alive_s(body.keep_alive)
     async with call.model(body.model, keep_alive) as served:
-        await _answer(call, body, served, generate_ask(body, served), chat=False)
+        await _answer(call, body, served, await call.convert(generate_ask, body, served), chat=False)
 
 
 async def chat(call: Call) -> None:
@@ -75,7 +75,7 @@ async def chat(call: Call) -> None:
         return
     keep_alive = keep_alive_s(body.keep_alive)
     async with call.model(body.model, keep_alive) as served:
-        await _answer(call, body, served, chat_ask(body, served), chat=True)
+        await _answer(call, body, served, await call.convert(chat_ask, body, served), chat=True)
 
 
 async def _load(call: Call, body: Common, empty: dict[str, Any]) -> None:

@@ -99,7 +99,7 @@ async def chat(call: Call) -> None:
     """Answer a conversation."""
     body = await call.parse(BODY)
     async with call.model(body.model) as served:
-        ask = ask_of(call, body, served)
+        ask = await call.convert(ask_of, call, body, served)
         prepared = await prepare(ask, served, call.state.caller)
         head = _Head(call, served)
         if body.stream:

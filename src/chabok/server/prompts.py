@@ -33,6 +33,9 @@ INLINE_S = 0.001
 CERTAIN_CHARACTERS = 100_000
 """Prompts up to this size are encoded in any case, to say how many tokens they have."""
 
+_TAKEN = frozenset({"messages", "tools", "token_limit", "self"})
+"""Names that a chat template is given in any case, or that mean something on the way to it."""
+
 _END_TOKENS = 40
 """Tokens of a prompt's end that show whether its template began the reasoning."""
 
@@ -181,6 +184,13 @@ class Prompts:
 
     def _chat(self, ask: Ask, encoded: Encoded) -> None:
         messages, start = ask.messages or [], ""
+        taken = _TAKEN & ask.template_variables.keys()
+        if taken:
+            name = min(taken)
+            raise RequestError(
+                f"template_variables cannot have {name!r}: the template gets it from the request",
+                "template_variables",
+            )
         if ask.continue_final:
             *messages, last = messages
             if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or not messages:
@@ -208,7 +218,7 @@ class Prompts:
 
 def _size(ask: Ask) -> int:
     """Characters to encode, roughly; what takes longer than characters do counts as too many."""
-    if ask.tools or ask.format is not None:
+    if ask.tools or ask.format is not None or ask.template_variables:
         return INLINE_CHARACTERS + 1
     if ask.prompt is not None:
         return len(ask.prompt)

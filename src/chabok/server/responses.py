@@ -190,7 +190,7 @@ async def respond(call: Call) -> None:
     """Answer a text or a list of items."""
     body = await call.parse(BODY)
     async with call.model(body.model) as served:
-        ask = ask_of(call, body, served)
+        ask = await call.convert(ask_of, call, body, served)
         prepared = await prepare(ask, served, call.state.caller)
         items = ResponseItems(_response(call, body, served, ask), call.load_s)
         if body.stream:
