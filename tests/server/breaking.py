@@ -29,14 +29,14 @@ class Process:
     cache: its CHABOK_CACHE; compiled kernels are those of this process. said: what it writes.
     """
 
-    def __init__(self, cache: Path, *arguments: str, **env: str) -> None:
+    def __init__(self, cache: Path, *arguments: str, logs: Path | None = None, **env: str) -> None:
         cache.mkdir(parents=True, exist_ok=True)
         kernels = cache / "kernels"
         if not kernels.exists():
             paths.kernels_dir().mkdir(parents=True, exist_ok=True)
             kernels.symlink_to(paths.kernels_dir())
         self.cache = cache
-        self.log = cache.parent / f"{cache.name}-{time.monotonic_ns()}.log"
+        self.log = (logs or cache.parent) / f"{cache.name}-{time.monotonic_ns()}.log"
         started = time.monotonic()
         with self.log.open("wb") as out:
             self.popen = subprocess.Popen(
@@ -167,12 +167,12 @@ def sized(body: Any, *headers: str, path: str = "/v1/completions") -> bytes:
 
 
 @contextlib.contextmanager
-def serving(cache: Path, *arguments: str, **env: str) -> Iterator[Process]:
+def serving(cache: Path, *arguments: str, logs: Path | None = None, **env: str) -> Iterator[Process]:
     """A server that is ready: of the model "tiny", 4096 tokens of context, unless arguments name others."""
     if not any("=" in argument for argument in arguments):
         arguments = (f"tiny={tiny(cache.parent)}", *arguments)
     process = Process(
-        cache, *arguments, "--port", "0", "--no-installed", "--no-pull", "--threads", "1", **env
+        cache, *arguments, "--port", "0", "--no-installed", "--no-pull", "--threads", "1", logs=logs, **env
     )
     try:
         yield process.ready()
@@ -191,13 +191,15 @@ class Alone:
 
     def __init__(self, path: Path, context: int = 4096) -> None:
         self._llm = LLM(path, threads=1, pack=False, context=context, prefix_disk=False)
-        self._known: dict[tuple[str, int], str] = {}
+        self._known: dict[str, str] = {}
 
-    def __call__(self, prompt: str, max_tokens: int) -> str:
-        key = (prompt, max_tokens)
+    def __call__(self, body: dict[str, Any]) -> str:
+        """The answer to a body that ``greedy`` made."""
+        given = {name: body[name] for name in ("max_tokens", "ignore_eos", "stop") if name in body}
+        key = json.dumps([body["prompt"], given])
         if key not in self._known:
-            params = SamplingParams(temperature=0, max_tokens=max_tokens)
-            self._known[key] = self._llm.generate(prompt, params).text
+            params = SamplingParams(temperature=0, **given)
+            self._known[key] = self._llm.generate(body["prompt"], params).text
         return self._known[key]
 
 
@@ -208,7 +210,7 @@ def greedy(prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
 
 def streamed(text: str) -> tuple[str, str]:
     """The text and the end ("[DONE]", or the last event) of a stream of /v1/completions."""
-    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    events = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
     parts = [json.loads(event) for event in events if event != "[DONE]"]
     words = "".join(choice["text"] for part in parts for choice in part.get("choices", ()))
     return words, events[-1] if events else ""

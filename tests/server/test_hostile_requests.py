@@ -184,7 +184,7 @@ def test_many_values_and_many_biases_are_refused_before_they_take_time(server: P
     started = time.monotonic()
     answer = server.post("/v1/completions", b'{"prompt": [' + b"1," * 5_000_000 + b"1]}")
     assert answer.status_code == 413
-    assert "1000000 commas" in answer.text
+    assert "300000 commas" in answer.text
     answer = server.post(CHAT, {"messages": HI, "logit_bias": {str(i): 1 for i in range(100_000)}})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "logit_bias"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.server.breaking import Alone, Process, greedy, serving, streamed, tin
 SHARED = "A long beginning that many prompts share, so that its pages are worth keeping. " * 4
 PROMPTS = [f"{SHARED[: 80 * (i % 5)]}Prompt number {i}." for i in range(12)]
 TOKENS = 40
+LONG = max(PROMPTS, key=len)
 
 
 class Load:
@@ -68,7 +70,7 @@ class Load:
 def kill_servers(folder: Path, n: int) -> None:
     path = tiny(folder)
     alone = Alone(path)
-    expected = {prompt: alone(prompt, TOKENS) for prompt in PROMPTS}
+    expected = {prompt: alone(greedy(prompt, TOKENS)) for prompt in PROMPTS}
     chosen = random.Random(n)
     cache = folder / "cache"
     options = (f"tiny={path}", "--no-installed", "--threads", "1")
@@ -76,6 +78,8 @@ def kill_servers(folder: Path, n: int) -> None:
     starts: list[float] = []
     answered = cached = 0
     for i in range(n):
+        if chosen.random() < 0.2:  # its weights are packed anew, and may be half so when it is killed
+            shutil.rmtree(cache / "packed", ignore_errors=True)
         process = Process(cache, *options, "--port", port)
         try:
             if chosen.random() < 0.25:  # while it starts: packing weights, loading, reading the cache
@@ -84,8 +88,8 @@ def kill_servers(folder: Path, n: int) -> None:
             process.ready()
             starts.append(process.start_s)
             port = str(process.port)  # the same again at once: it must be free
-            first = process.post("/v1/completions", greedy(PROMPTS[-1], TOKENS)).json()
-            assert first["choices"][0]["text"] == expected[PROMPTS[-1]]
+            first = process.post("/v1/completions", greedy(LONG, TOKENS)).json()
+            assert first["choices"][0]["text"] == expected[LONG]
             cached += first["timings"]["cached_tokens_disk"] > 0
             load = Load(process, expected, i)
             time.sleep(chosen.uniform(0, 1.2))
@@ -98,7 +102,7 @@ def kill_servers(folder: Path, n: int) -> None:
         assert "damaged" not in said, said
         assert "Traceback" not in said, said
     assert answered > n
-    assert cached > len(starts) // 3, "the cache on disk was of no use"
+    assert n < 10 or cached > len(starts) // 3, "the cache on disk was of no use"
     with serving(cache, *options[:1]) as last:
         for prompt in PROMPTS:
             answer = last.post("/v1/completions", greedy(prompt, TOKENS)).json()
@@ -120,4 +124,4 @@ def test_a_server_killed_at_random_moments_comes_back_with_right_answers(tmp_pat
 
 @pytest.mark.wide
 def test_a_server_killed_a_hundred_times_comes_back_with_right_answers(tmp_path: Path) -> None:
-    kill_servers(tmp_path, 100)
+    kill_servers(tmp_path, int(os.environ.get("CHABOK_KILLS", "100")))

@@ -19,9 +19,9 @@ T = TypeVar("T", bound=Struct)
 INLINE_BYTES = 64 * 1024
 """Bodies up to this size are parsed on the event loop, in well under a millisecond; others in a thread."""
 
-MAX_VALUES = 1_000_000
-"""Most commas in a body. Parsers let no other thread run, and ten million numbers would hold up every stream for
-a second. No prompt has as many commas and fits into a context.
+MAX_VALUES = 300_000
+"""Most commas in a body. Parsers let no other thread run, and a million numbers would hold up every stream.
+No prompt has as many commas and fits into a context.
 """
 
 MAX_DEPTH = 100

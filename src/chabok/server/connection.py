@@ -93,8 +93,8 @@ class Connection(HttpToolsProtocol):
             self._too_large()
 
     def _go_on(self, rest: bytes) -> None:
-        """Ignore that the client offers another protocol, as Java's does with every request (RFC 9110, 7.8): parse the
-        request again without the offer, since the parser takes what follows for that protocol.
+        """Ignore that the client offers another protocol, as Java's does with every request (RFC 9110, 7.8):
+        parse the request again without the offer, since the parser takes what follows for that protocol.
         """
         if self._refused:
             return
