@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Streams:
         gaps = [0.0]
         for times in self.times:
             late = [at for at in times if at >= since]
-            gaps += [after - before for before, after in zip(late, late[1:], strict=False)]
+            gaps += [after - before for before, after in pairwise(late)]
         return max(gaps)
 
 

@@ -301,7 +301,13 @@ def test_echo_scores_the_prompt_as_evaluation_harnesses_need_it(
 def test_best_of_gives_the_likeliest_of_several(client: openai.OpenAI) -> None:
     def ask(**more: Any) -> Any:
         return client.completions.create(
-            model="tiny", prompt="once", max_tokens=6, temperature=1.0, seed=3, **more
+            model="tiny",
+            prompt="once",
+            max_tokens=6,
+            temperature=1.0,
+            seed=3,
+            extra_body={"ignore_eos": True},
+            **more,
         )
 
     every = ask(n=4, logprobs=0).choices

@@ -13,7 +13,7 @@ import pytest
 from tests.server.conftest import Running, roomy, serving, tiny
 
 from chabok import SamplingParams
-from chabok.engine.engine import Engine
+from chabok.engine.delivery import Delivery
 from chabok.server.settings import Settings
 
 
@@ -71,14 +71,14 @@ def test_a_stream_begins_with_its_times_and_each_event_stands_alone(running: Run
 def test_what_fails_in_the_middle_is_told_in_the_stream(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choose = Engine._choose
+    choose = Delivery._choose
 
-    def failing(self: Engine, sequence: Any, *arguments: Any) -> float:
+    def failing(self: Delivery, sequence: Any, *arguments: Any) -> float:
         if len(sequence.tokens) == sequence.n_prompt + 500:
             raise RuntimeError("a bolt fell out")
         return choose(self, sequence, *arguments)
 
-    monkeypatch.setattr(Engine, "_choose", failing)
+    monkeypatch.setattr(Delivery, "_choose", failing)
     for path, body in (
         ("completions", {**LONG, "stream": True}),
         (
