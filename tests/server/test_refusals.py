@@ -152,6 +152,52 @@ def _fields(path: str) -> list[str]:
 PATHS_FIELDS = {path: _fields(path) for path in PATHS}
 
 
+@pytest.mark.parametrize(
+    ("path", "more", "said"),
+    [
+        ("chat/completions", {"temperature": "hot"}, "temperature must be a number, not a string"),
+        ("chat/completions", {"stream": 1}, "stream must be true or false, not an integer"),
+        ("chat/completions", {"store": True}, "store must be false, not true"),
+        (
+            "chat/completions",
+            {"tool_choice": "x"},
+            "tool_choice must be 'auto' or 'none' or 'required', not 'x'",
+        ),
+        ("chat/completions", {"metadata": {"a": 1}}, "metadata[...] must be a string, not an integer"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "human", "content": "hi"}]},
+            "messages[0].role must be 'system' or 'developer' or 'user' or 'assistant' or 'tool', not '",
+        ),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].type: images are not supported; the models here read text only",
+        ),
+        (
+            "responses",
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].type: images are not supported; the models here read text only",
+        ),
+        ("responses", {"input": [{"type": "x"}]}, "input[0].type must be 'message' or 'function_call'"),
+        (
+            "chat/completions",
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "objekt"}},
+                }
+            },
+            "the JSON schema is not valid: Invalid type: objekt",
+        ),
+    ],
+)
+def test_it_is_told_what_a_field_must_be(
+    running: Running, path: str, more: dict[str, Any], said: str
+) -> None:
+    assert refused(running, path, PATHS[path] | more)["message"].startswith(said)
+
+
 def test_nul_in_a_text_is_a_character_like_any_other(running: Running) -> None:
     body = {**CHAT, "messages": [{"role": "user", "content": "a\0b"}]}
     answer = httpx.post(running.v1 + "/chat/completions", json=body)
@@ -200,3 +246,21 @@ def test_paths_and_methods_that_are_not_there_are_told_as_the_rest(running: Runn
     answer = httpx.get(running.v1 + "/chat/completions")
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/embeddings", "/v1/embeddings: embeddings are not supported; this server writes text only"),
+        ("/v1/images/generations", "/v1/images/generations: images are not supported"),
+        ("/chat/completions", "there is no /chat/completions here; did you mean /v1/chat/completions?"),
+        ("/v1/v1/messages", "there is no /v1/v1/messages here; did you mean /v1/messages?"),
+        ("/somewhere", "there is no /somewhere here"),
+    ],
+)
+def test_a_path_that_is_not_there_is_told_with_what_may_have_been_meant(
+    running: Running, path: str, said: str
+) -> None:
+    answer = httpx.post(running.url + path, content="{}")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"].startswith(said)

@@ -262,6 +262,38 @@ def test_check_says_what_would_be_served_and_where() -> None:
     assert said.endswith("nothing is wrong")
 
 
+def test_check_says_when_other_machines_can_connect() -> None:
+    _, said = checked(host="0.0.0.0", allow_remote_without_key=True)
+    assert "and for other machines at every address of this one (host 0.0.0.0)" in said
+
+
+def test_check_names_the_model_whose_file_cannot_be_used() -> None:
+    models = (
+        ModelSettings("good", MODEL, preload=True),
+        ModelSettings("bad", MODEL, preload=True, context=10**6),
+    )
+    good, said = checked(models=models)
+    assert not good
+    assert "wrong: model bad: context is 1000000 tokens" in said
+
+
+def test_addresses_of_pages_and_proxies_that_could_never_match_are_refused() -> None:
+    for flag, wrong in (
+        ("--cors-origins", "app.example.com"),
+        ("--cors-origins", "https://app.example.com/"),
+        ("--trusted-proxies", "proxy.lan"),
+    ):
+        done = chabok_run("serve", flag, wrong)
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"chabok: {flag} must be")
+
+
+def test_a_model_given_as_an_option_is_told_where_it_goes() -> None:
+    done = chabok_run("serve", "--model", "smollm2")
+    assert done.returncode == 2
+    assert done.stderr == "chabok: unrecognized arguments: --model; models go without: chabok serve smollm2\n"
+
+
 def test_check_tells_every_problem_not_only_the_first(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text("")

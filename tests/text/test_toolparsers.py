@@ -78,6 +78,7 @@ def told(pieces: list[Piece]) -> str:
         ("hermes", '<tool_call>{"name": "f", "parameters": {"a": 1}}', '[f {"a": 1}]'),
         ("hermes", '```json\n{"name": "f", "arguments": {"a": 1}}\n```', '[f {"a": 1}]'),
         ("hermes", 'So:\n```json\n{"name": "f", "arguments": {}}\n```\nDone.', "So:[f {}]Done."),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}\n</tool_ca', "[f {}]"),
         ("hermes", '{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}}', "[f {}][g {}]"),
         ("llama3", '{"name": "f", "parameters": {"a": 1}}', '[f {"a": 1}]'),
         ("llama3", '\n{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', "[f {}][g {}]"),

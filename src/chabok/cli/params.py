@@ -20,17 +20,21 @@ _METAVARS = {"stop": "TEXT", "stop_token_ids": "ID", "logit_bias": "ID=NUMBER"}
 class Parser(argparse.ArgumentParser):
     """Answers a mistake with one line that names the remedy, as everything else here does."""
 
+    hints: Mapping[str, str] = {}
+    """What to do instead of an option that there is not, by its name."""
+
     def error(self, message: str) -> NoReturn:
         """Exit with status 2."""
         import difflib
         import sys
 
-        unknown = (
-            [word for word in message.split() if word.startswith("--")] if "unrecognized" in message else []
-        )
+        words = message.split() if "unrecognized" in message else []
+        unknown = [word for word in words if word.startswith("--")]
+        told = [self.hints[name] for word in words if (name := word.split("=")[0]) in self.hints]
         flags = [flag for action in self._actions for flag in action.option_strings]
         near = [n for word in unknown for n in difflib.get_close_matches(word.split("=")[0], flags, 1)]
-        hint = f"did you mean {near[0]}?" if near else f"`{self.prog} --help` lists the options."
+        meant = told or [f"did you mean {name}?" for name in near]
+        hint = meant[0] if meant else f"`{self.prog} --help` lists the options."
         print(f"chabok: {message}; {hint}", file=sys.stderr)
         raise SystemExit(2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import socket
 
     from chabok.server.roster import Roster
+
+log = logging.getLogger("chabok.server")
 
 MODEL_FLAGS = (
     "threads", "context", "max_batch", "max_queue", "kv_memory", "itl_budget_ms", "keep_alive", "pack",
@@ -50,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
         "line, else from the file given with --config, else from the defaults shown here.",
         allow_abbrev=False,
     )
+    made.hints = dict.fromkeys(("-m", "--model", "--models"), "models go without: chabok serve smollm2")
     add = made.add_argument
     add(
         "models",
@@ -160,14 +164,14 @@ class Banner:
     """What somebody at a terminal wants to know: where it is, what is served, how to try it."""
 
     def __init__(self, settings: Settings, roster: Roster, sockets: list[socket.socket]) -> None:
-        from chabok.server.listening import address_of
+        from chabok.server.listening import address_of, reach_of
 
         self._settings, self._roster = settings, roster
-        self._address = address_of(settings, sockets)
+        self._address, self._reach = address_of(settings, sockets), reach_of(settings)
 
     def listening(self) -> None:
         """Say where the server is."""
-        _say(f"Chabok listens at {self._address}")
+        self._say(f"Chabok listens at {self._address}{self._reach}")
 
     def ready(self) -> None:
         """Say what is served and how to try it."""
@@ -176,8 +180,8 @@ class Banner:
         for entry in self._roster.entries():
             state = "loaded" if entry.loaded else "on demand"
             size = f", {format_bytes(entry.size_bytes)}, {entry.context} tokens" if entry.size_bytes else ""
-            _say(f"  {entry.name} ({state}{size})")
-        if not sys.stderr.isatty():
+            self._say(f"  {entry.name} ({state}{size})")
+        if not sys.stderr.isatty() or self._settings.log_format == "json":
             return
         name = self._settings.models[0].name
         body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
@@ -185,11 +189,14 @@ class Banner:
         if self._settings.socket is not None:
             at = f"--unix-socket {self._settings.socket} http://localhost"
         key = " -H 'Authorization: Bearer KEY'" if self._settings.api_keys else ""
-        _say(f"Try:  curl {at}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+        self._say(f"Try:  curl {at}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
         if self._settings.page and self._settings.socket is None:
-            _say(f"Chat: {self._address}/")
-        _say("Ctrl-C stops it.")
+            self._say(f"Chat: {self._address}/")
+        self._say("Ctrl-C stops it.")
 
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    def _say(self, line: str) -> None:
+        """A line for people; who asks for a log in JSON gets nothing else."""
+        if self._settings.log_format == "json":
+            log.info(line.strip())
+        else:
+            print(line, file=sys.stderr, flush=True)

@@ -234,9 +234,11 @@ def cache_pages(page_bytes: int, context: int, options: Options) -> int:
     if options.kv_memory is not None:
         n_pages = options.kv_memory // page_bytes
         if n_pages < least:
+            from chabok.checkpoints.storage import format_bytes
+
             raise RequestError(
-                f"kv_memory is {options.kv_memory} bytes, but a context of {context} tokens takes "
-                f"{least * page_bytes}; give it more or choose a smaller context"
+                f"kv_memory is {format_bytes(options.kv_memory)}, but a context of {context} tokens takes "
+                f"{format_bytes(least * page_bytes)}; give it more or choose a smaller context"
             )
         return n_pages
     from chabok.checkpoints.memory import available_memory

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import secrets
+from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Router
+from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chabok.server import anthropic, completions, ollama, openai, openapi, operating, responses
@@ -123,12 +125,35 @@ def _request_id(scope: Scope) -> bytes:
     return b"req-" + secrets.token_hex(12).encode()
 
 
+_ABSENT = {
+    "/v1/embeddings": "embeddings", "/v1/images": "images", "/v1/audio": "sounds", "/v1/files": "files",
+    "/v1/moderations": "moderations", "/v1/batches": "batches", "/v1/messages/batches": "batches",
+    "/v1/fine_tuning": "fine-tuning", "/v1/assistants": "assistants", "/v1/threads": "assistants",
+    "/v1/rerank": "rankings",
+}  # fmt: skip
+"""What people ask for by what its paths begin with, and is not there."""
+
+
+@cache
+def _known_paths() -> list[str]:
+    return [route.path for route in routes() if isinstance(route, Route) and "{" not in route.path]
+
+
+def _nowhere(path: str) -> str:
+    """What to say of a path that is not there."""
+    for begin, what in _ABSENT.items():
+        if path == begin or path.startswith(begin + "/"):
+            return f"{path}: {what} are not supported; this server writes text only"
+    near = difflib.get_close_matches(path.rstrip("/")[:100], _known_paths(), 1, 0.8)
+    return f"there is no {path} here{f'; did you mean {near[0]}?' if near else ''}"
+
+
 def _named(error: HTTPException, scope: Scope) -> RefusedError:
     """An error of the router with the path and what to do."""
     what = f"{scope['method']} {scope['path']}"
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        return RefusedError(404, f"there is no {scope['path']} here", "not_found", headers)
+        return RefusedError(404, _nowhere(scope["path"]), "not_found", headers)
     if error.status_code == 405:
         allowed = headers.get("Allow", "")
         return RefusedError(405, f"{what} is not possible; use {allowed}", "method_not_allowed", headers)

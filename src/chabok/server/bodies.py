@@ -11,7 +11,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
+from chabok.checkpoints.storage import format_bytes
 from chabok.errors import RequestError
+from chabok.server import permitted
 from chabok.server.errors import RefusedError
 
 T = TypeVar("T", bound=Struct)
@@ -49,7 +51,7 @@ class Body(Generic[T]):
         try:
             body = self._decoder.decode(data)
         except msgspec.ValidationError as error:
-            raise explained(error, "", self._names) from None
+            raise explained(error, self.kind, names=self._names) from None
         except msgspec.DecodeError as error:
             raise _malformed(data, error) from None
         except RecursionError:
@@ -58,14 +60,17 @@ class Body(Generic[T]):
         return body
 
 
-def explained(error: msgspec.ValidationError, where: str = "", names: Sequence[str] = ()) -> RequestError:
-    """What is wrong with a body, by the path of the field. where: the path of what was read; names: of its
-    fields, to suggest one.
+def explained(
+    error: msgspec.ValidationError, kind: Any, where: str = "", names: Sequence[str] = ()
+) -> RequestError:
+    """What is wrong with a body, by the path of the field. kind: the type of what was read; where: its path;
+    names: of its fields, to suggest one.
     """
     text = str(error)
     place = _PLACE.search(text)
     path = place[1] if place else ""
     what = text[: place.start()] if place else text
+    inner = path
     path = ".".join(filter(None, (where, path))).replace(".[", "[")
     if unknown := _UNKNOWN.search(what):
         near = difflib.get_close_matches(unknown[1], names, 1) if path == where else []
@@ -77,6 +82,8 @@ def explained(error: msgspec.ValidationError, where: str = "", names: Sequence[s
         return RequestError(f"{field} is missing; it is required", field)
     if what.startswith("Expected `null`"):
         return RequestError(f"{path} is not supported here; leave it out", path or None)
+    if sentence := permitted.told(kind, inner, path or "the body", what):
+        return RequestError(sentence, path or None)
     what = what[:1].lower() + what[1:].replace("`", "")
     return RequestError(f"{path or 'the body'}: {what:.400}", path or None)
 
@@ -98,7 +105,7 @@ async def read_bytes(chunks: AsyncIterator[bytes], length: str | None, limit: in
 
 
 def _too_large(limit: int) -> RefusedError:
-    message = f"the body is larger than {limit} bytes, the most this server takes"
+    message = f"the body is larger than {format_bytes(limit)}, the most this server takes (--max-body)"
     return RefusedError(413, message, "request_too_large", {"Connection": "close"})
 
 

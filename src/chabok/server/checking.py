@@ -53,7 +53,7 @@ class Check:
         return keys
 
     def _place(self, has_keys: bool) -> None:
-        from chabok.server.listening import address_of, check_exposure, listen
+        from chabok.server.listening import address_of, check_exposure, listen, reach_of
         from chabok.server.running import tls
 
         check_exposure(self._settings, has_keys)
@@ -61,7 +61,7 @@ class Check:
             tls(self._settings)
         sockets = listen(self._settings)
         try:
-            where = address_of(self._settings, sockets)
+            where = address_of(self._settings, sockets) + reach_of(self._settings)
         finally:
             for each in sockets:
                 each.close()
@@ -77,7 +77,7 @@ class Check:
         budget = self._settings.memory_budget or int(available_memory() * BUDGET_SHARE)
         together = 0
         for model in self._settings.models:
-            facts = self._try(lambda model=model: self._facts(model))  # type: ignore[misc]
+            facts = self._try(lambda model=model: self._facts(model), f"model {model.name}: ")  # type: ignore[misc]
             if facts is None:
                 continue
             need = facts.least(model.context, model.kv_memory)
@@ -114,9 +114,11 @@ class Check:
         self._say(f"model {model.name}: {path}, {facts.family}, {need} at least, {when}{also}")
         return facts
 
-    def _try(self, what: Callable[[], T]) -> T | None:
+    def _try(self, what: Callable[[], T], of: str = "") -> T | None:
         try:
             return what()
         except ChabokError as error:
-            self._problems.append(str(error))
-            return None
+            self._problems.append(f"{of}{error}")
+        except OSError as error:  # a folder that this user may not read
+            self._problems.append(f"{of}{error.filename}: {error.strerror}")
+        return None

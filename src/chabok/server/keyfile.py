@@ -50,10 +50,9 @@ def read_keys(path: Path) -> dict[str, Entry]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SettingsError(
-            f"api_keys {path}: {error.strerror or error}; "
-            f"`chabok serve --new-key NAME --api-keys {path}` makes a key and the file"
-        ) from None
+        absent = isinstance(error, FileNotFoundError)
+        hint = f"; `chabok serve --new-key NAME --api-keys {path}` makes a key and the file" if absent else ""
+        raise SettingsError(f"api_keys {path}: {error.strerror or error}{hint}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"api_keys {path}: not TOML: {error}") from None
     found: dict[str, Entry] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Callable
@@ -172,6 +173,37 @@ def texts(metavar: str) -> Kind:
         return tuple(items)
 
     return Kind(read, metavar)
+
+
+def origins() -> Kind:
+    """Web origins as browsers send them (RFC 6454, section 6.1), or * for all."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        items: tuple[str, ...] = texts("").read(value)
+        if not all(_ORIGIN.fullmatch(item) for item in items):
+            raise ValueError('"*", or origins such as "https://app.example.com", with nothing after the host')
+        return items
+
+    return Kind(read, "ORIGIN")
+
+
+def addresses() -> Kind:
+    """IP addresses and networks, or * for all."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        items: tuple[str, ...] = texts("").read(value)
+        for item in items:
+            try:
+                if item != "*":
+                    ipaddress.ip_network(item, strict=False)
+            except ValueError:
+                raise ValueError('"*", or IP addresses or networks such as "10.0.0.0/8"') from None
+        return items
+
+    return Kind(read, "ADDRESS")
+
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 def _read_flag(value: Any) -> bool:

@@ -151,6 +151,13 @@ def raise_file_limit(wanted: int = FILES) -> int:
     return soft
 
 
+def reach_of(settings: Settings) -> str:
+    """What is to be added to the address where it is not the only one: other machines have others."""
+    if settings.socket is None and settings.host.strip("[]") in ("0.0.0.0", "::"):
+        return f", and for other machines at every address of this one (host {settings.host})"
+    return ""
+
+
 def address_of(settings: Settings, sockets: list[socket.socket]) -> str:
     """The URL under which a client on this machine finds the server, or the path of its socket."""
     if settings.socket is not None:

@@ -261,7 +261,7 @@ def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
         try:
             item = msgspec.convert({"type": "message", **raw}, Item)
         except msgspec.ValidationError as error:
-            raise explained(error, f"input[{i}]") from None
+            raise explained(error, Item, f"input[{i}]") from None
         match item:
             case MessageItem():
                 role = "system" if item.role == "developer" else item.role

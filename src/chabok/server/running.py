@@ -31,6 +31,9 @@ log = logging.getLogger("chabok.server")
 LAST_WORDS_S = 2.0
 """How long answers that were ended early have to be written out."""
 
+ONE_STOP_S = 0.5
+"""Signals within this time are one: a terminal and what runs the server in it both pass Ctrl-C on."""
+
 CLOSE_S = 20.0
 """How long unloading models and writing the prefix cache may take at the end."""
 
@@ -83,6 +86,7 @@ class Server(uvicorn.Server):
         self._sockets = sockets
         self._listening, self._ready, self._hangup = listening, ready, hangup
         self._stop: asyncio.Event | None = None
+        self._signalled_at = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run_to_end(self) -> None:
@@ -168,7 +172,10 @@ class Server(uvicorn.Server):
         tasks = self.server_state.tasks
         started = time.monotonic()
         if tasks:
-            log.info("stopping: %d requests have %g s to end", len(tasks), self._settings.shutdown_timeout)
+            running = "1 request has" if len(tasks) == 1 else f"{len(tasks)} requests have"
+            log.info("stopping: %s %g s to end", running, self._settings.shutdown_timeout)
+        else:
+            log.info("stopping")
         await self.roster.drain(self._settings.shutdown_timeout)
         if tasks:
             left = max(self._settings.shutdown_timeout - (time.monotonic() - started), 0.0)
@@ -205,10 +212,14 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _signalled(self, number: int) -> None:
+        now = time.monotonic()
         if self.should_exit:
+            if now - self._signalled_at < ONE_STOP_S:
+                return
             # What is on disk is whole at any moment; nothing else is worth waiting for.
             print("chabok: stopped at once", file=sys.stderr, flush=True)
             os._exit(128 + number)
+        self._signalled_at = now
         self.stop()
 
 

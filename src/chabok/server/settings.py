@@ -17,8 +17,10 @@ from chabok.server.kinds import (
     FLAG,
     Kind,
     above_zero,
+    addresses,
     choice,
     duration,
+    origins,
     path,
     setting,
     size,
@@ -102,11 +104,9 @@ class Settings:
         (), texts("NAME"), "further names this server may be called by where no key is needed"
     )
     cors_origins: tuple[str, ...] = setting(
-        (), texts("ORIGIN"), "web pages that may use the server, such as https://app.example.com; * for all"
+        (), origins(), "web pages that may use the server, such as https://app.example.com; * for all"
     )
-    trusted_proxies: tuple[str, ...] = setting(
-        (), texts("ADDRESS"), "proxies whose X-Forwarded-For is believed"
-    )
+    trusted_proxies: tuple[str, ...] = setting((), addresses(), "proxies whose X-Forwarded-For is believed")
     installed: bool | None = setting(
         None, FLAG, "serve every installed model on demand (default: if only this machine can connect)"
     )

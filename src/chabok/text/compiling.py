@@ -166,7 +166,8 @@ def explain(error: str, given: object = None) -> str:
         return _explain_regex(error)
     if any(words in low for words in _TOO_MUCH):
         return f"it is too complex ({_line(error)}); make it simpler: fewer alternatives, smaller repetitions"
-    return f"it is not valid: {_line(error)}"
+    what = "the JSON schema" if isinstance(given, Mapping | list | bool) else "the grammar"
+    return f"{what} is not valid: {_line(error)}"
 
 
 def _explain_regex(error: str) -> str:

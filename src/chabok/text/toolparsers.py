@@ -268,7 +268,9 @@ class HermesParser(LooseParser):
             self._held = held[len(self._close) :]
             self._step = self._between
             return True
-        if not last and self._close.startswith(held):
+        if self._close.startswith(held):
+            if last:  # cut off within the end marker, which is no text either
+                self._held = ""
             return False
         # The end marker is missing: the call is one all the same.
         self._held = held

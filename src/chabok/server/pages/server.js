@@ -44,13 +44,16 @@ async function request(path, options = {}) {
 
 async function problemOf(response) {
   let message = `The server answered ${response.status} ${response.statusText}`.trim();
+  let code = "";
   try {
     const body = await response.json();
     message = body.error?.message ?? body.error ?? message;
+    code = body.error?.code ?? "";
   } catch {
     // not JSON: the status has to do
   }
   let remedy = REMEDIES[response.status] ?? "";
+  if (code === "invalid_api_key") remedy = "The server does not know this API key: enter another one under Settings.";
   if (response.status === 429) {
     const seconds = Number(response.headers.get("Retry-After")) || 0;
     remedy = seconds ? `Try again in about ${Math.ceil(seconds)} s.` : "Try again in a moment.";
