@@ -150,6 +150,22 @@ def test_failures_are_counted_with_an_example(
     assert "(http 500): status 500: CUDA out of memory" in out
 
 
+def test_a_load_of_which_every_request_fails_is_a_failure(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Script([Step(0, b'{"error": "gone"}')], status=500, framing="length")
+    words = [*target(server, *[ANSWER] * 14, broken), "--users", "1,2", "--requests", "7"]
+    assert bench(*words, "--output-tokens", "10", folder=tmp_path) == 1
+    assert "2 users: 7 of 7 failed (http 500)" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("*.json"))) == 1  # what was measured is kept
+
+
+def test_an_output_that_is_no_folder_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert bench("http://127.0.0.1:9", folder=tmp_path / "file") == 1
+    assert "no folder can be made there" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_ctrl_c_keeps_what_was_measured(server: ScriptedServer, tmp_path: Path) -> None:
     slow = openai_chat(Answer([Said(20, "a ")] * 10, {"prompt": 30, "output": 10}))

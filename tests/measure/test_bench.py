@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from tests.measure.formats import Answer, Said, openai_chat
 from tests.measure.scripted import Script, ScriptedServer, Step
 
-from chabok.measure import Concurrent, Endpoint, MeasureError, Stopwatch, Synthetic, Timeline
+from chabok.measure import Concurrent, Endpoint, Lengths, MeasureError, Stopwatch, Synthetic, Timeline
 from chabok.measure.bench import Bench, Plan
 from chabok.measure.cost import Price
 from chabok.measure.report import read_report, write_report
@@ -106,6 +107,37 @@ def test_an_endpoint_that_refuses_ends_the_run_with_its_own_words(server: Script
     refusal = Script([Step(0, b'{"error": "no such model"}')], status=404, framing="length")
     with pytest.raises(MeasureError, match="no such model"):
         asyncio.run(bench(server, Plan(), refusal).run())
+
+
+def test_an_endpoint_whose_answers_are_empty_ends_the_run_at_once(server: ScriptedServer) -> None:
+    empty = openai_chat(Answer([], {"prompt": 30, "output": 0}, finish="stop"))
+    with pytest.raises(MeasureError, match="complete and empty"):
+        asyncio.run(bench(server, Plan(), empty).run())
+
+
+def test_a_stream_without_end_is_given_up_before_any_load(server: ScriptedServer) -> None:
+    endless = openai_chat(Answer([Said(0, "x ")] * 1500))
+    with pytest.raises(MeasureError, match="the endpoint ignores the limit"):
+        asyncio.run(bench(server, Plan(), endless).run())
+
+
+def test_a_run_can_be_stopped_while_the_first_answer_is_waited_for(server: ScriptedServer) -> None:
+    made = bench(server, Plan(), openai_chat(Answer([Said(30_000, "x ")])))
+
+    async def go() -> None:
+        asyncio.get_running_loop().call_later(0.3, made.stop)
+        await made.run()
+
+    with pytest.raises(MeasureError, match="stopped by Ctrl-C before anything was measured"):
+        asyncio.run(go())
+
+
+def test_a_mix_of_prompts_tells_first_tokens_of_short_and_long_ones_apart(server: ScriptedServer) -> None:
+    plan = Plan(prompt_tokens=Lengths.of("8,200"), loads=(Concurrent(2, requests=20),))
+    report = asyncio.run(bench(server, plan).run())
+    assert report.prompt_tokens == "8 (50%), 200 (50%)"
+    (note,) = [text for text in report.notes if "first token p50" in text]
+    assert re.search(r"2 users: first token p50 \d+ ms for 8 tokens \(\d+ prompts\), \d+ ms for 200", note)
 
 
 def test_a_slow_endpoint_gets_shorter_answers(server: ScriptedServer) -> None:

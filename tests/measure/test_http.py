@@ -154,6 +154,18 @@ def test_nothing_listening_and_unknown_hosts_are_told_in_one_line() -> None:
         get("http://no-such-host.invalid")
 
 
+def test_a_proxy_that_is_not_asked_is_named_where_no_connection_is_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy.invalid:3128")
+    monkeypatch.setenv("no_proxy", "localhost")
+    with pytest.raises(ConnectError, match="HTTP_PROXY is set, but is not used"):
+        get("http://no-such-host.invalid")
+    monkeypatch.setenv("no_proxy", ".invalid")
+    with pytest.raises(ConnectError, match=r"known \([^)]*\)$"):
+        get("http://no-such-host.invalid")
+
+
 def test_tls_where_there_is_none_is_told(server: ScriptedServer) -> None:
     url = server.script(Script([], raw=b"HTTP/1.1 400 Bad\r\n\r\n"))
     with pytest.raises((TlsError, ConnectError), match=r"TLS|no connection"):

@@ -16,6 +16,7 @@ from tests.measure.scripted import Script, ScriptedServer, Step
 from chabok.measure import (
     Concurrent,
     Endpoint,
+    Lengths,
     MeasureError,
     Outcome,
     Patience,
@@ -29,7 +30,7 @@ from chabok.measure import (
     run_load,
     summarize,
 )
-from chabok.measure.load import _Tally
+from chabok.measure.outcome import Tally
 from chabok.measure.prompts import FromFile
 
 SHORT = openai_chat(Answer([Said(2, "a"), Said(1, "b"), Said(1, "c")], {"prompt": 5, "output": 3}))
@@ -220,7 +221,7 @@ def test_a_stalled_request_ends_with_its_patience(server: ScriptedServer) -> Non
 
 
 def test_an_open_loop_is_steady_from_the_first_answer_to_the_last_arrival() -> None:
-    tally = _Tally(Outcome("x", Rate(1, requests=3), 0.0, ended=9.0))
+    tally = Tally(Outcome("x", Rate(1, requests=3), 0.0, ended=9.0))
     for number, done in enumerate([2.0, 3.0, 8.5]):
         tally.take(Timeline(number, float(number), sent=float(number), done=done))
         tally.idle_from = float(number)
@@ -294,13 +295,22 @@ def test_prompts_come_from_a_file_of_text_or_json(tmp_path: Path) -> None:
 
 
 def test_lengths_may_be_distributed() -> None:
-    from chabok.measure import Lengths
-
     prompts = Synthetic(Lengths.of("20-60"), Lengths.of("5-9"), seed=1)
     made = [prompts(number) for number in range(300)]
     assert {each.output_tokens for each in made} == {5, 6, 7, 8, 9}
     assert min(each.tokens for each in made) < 25
     assert max(each.tokens for each in made) > 55
-    for text in ("0", "-3", "a", "9-5", ""):
+    for text in ("0", "-3", "a", "9-5", "", "64:", "64:0", "64:x,2000:1", "64,,2000", "64:inf"):
         with pytest.raises(MeasureError):
             Lengths.of(text)
+
+
+def test_lengths_may_be_a_mix_of_short_and_long() -> None:
+    mix = Lengths.of("16-20:0.8,200:0.2")
+    assert (mix.low, mix.high) == (16, 200)
+    assert str(mix) == "16-20 (80%), 200 (20%)"
+    made = [Synthetic(mix, 4, seed=1)(number).tokens or 0 for number in range(500)]
+    assert set(made) == {16, 17, 18, 19, 20, 200}
+    assert made.count(200) == pytest.approx(100, abs=35)
+    assert [Synthetic(mix, 4, seed=1)(number).tokens for number in range(500)] == made
+    assert Lengths.of("8,16").mix == ((Lengths(8, 8), 1.0), (Lengths(16, 16), 1.0))

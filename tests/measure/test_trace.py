@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.measure.formats import Answer, Said, openai_chat
+from tests.measure.formats import FORMATS, Answer, Said, openai_chat
 from tests.measure.scripted import ScriptedServer
 
 from chabok.measure import Endpoint, MeasureError, Synthetic, Trace, run_load
@@ -75,3 +75,22 @@ def test_a_trace_that_is_empty_or_not_there_is_said_so(tmp_path: Path) -> None:
         Trace.read(tmp_path / "t")
     with pytest.raises(MeasureError, match="cannot be read"):
         Trace.read(tmp_path / "none")
+
+
+@pytest.mark.parametrize("dialect", ["openai-completions", "ollama-generate"])
+def test_earlier_turns_are_a_transcript_where_a_dialect_knows_no_turns(
+    server: ScriptedServer, tmp_path: Path, dialect: str
+) -> None:
+    path = write(
+        tmp_path / "trace.jsonl",
+        {"at": 0.0, "prompt": "first", "session": "a"},
+        {"pause": 0.0, "prompt": "second", "session": "a"},
+    )
+    answer = FORMATS[dialect](Answer([Said(1, "fine"), Said(1, " so")], {"prompt": 5, "output": 2}))
+    url = server.script(answer)
+    endpoint = Endpoint.at(url, model="m", dialect=dialect)
+    outcome = run_load(endpoint, Trace.read(path), prompts=Synthetic(9, 2), warm_up=0)
+    assert outcome.failed == 0
+    first, second = [each.body["prompt"] for each in server.played(url)]
+    assert first == "first"
+    assert second == "User: first\n\nAssistant: fine so\n\nUser: second\n\nAssistant:"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; the exit code: 1 if nothing was measured, or nothing without failures."""
+    """Run the command; the exit code: 1 if nothing was measured, or every request of a load failed."""
     found = parser().parse_intermixed_args(arguments)
     seed = found.seed if found.seed is not None else int(time()) % 1_000_000
     plan = _plan(found, seed)
@@ -79,7 +79,12 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("--slo", action="append", default=[], metavar="LIMIT",
                       help="as ttft=500ms:p95, itl=50ms:p99, speed=20; may be repeated")  # fmt: skip
     text = made.add_argument_group("prompts and answers")
-    text.add_argument("--prompt-tokens", default="128", metavar="N", help="or N-M, evenly distributed (128)")
+    text.add_argument(
+        "--prompt-tokens",
+        default="128",
+        metavar="N",
+        help="or N-M, evenly distributed, or a mix as 64:0.8,2000:0.2 (128)",
+    )
     text.add_argument("--output-tokens", metavar="N", help="or N-M (128, fewer if that takes long)")
     text.add_argument(
         "--shared-prefix", type=whole, default=0, metavar="N", help="tokens that are the same in all prompts"
@@ -237,7 +242,14 @@ def _measure(
 ) -> int:
     from chabok.measure.report import recompute, write_report
 
-    found.output.mkdir(parents=True, exist_ok=True)
+    try:
+        found.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(
+            f"--output {found.output}: no folder can be made there: {error.strerror or error}"
+        ) from None
+    if not os.access(found.output, os.W_OK):
+        raise RequestError(f"--output {found.output}: this folder cannot be written to")
     raw = found.output / f"{_free_name(found.output)}.jsonl"
     asyncio.run(_run(target, plan, found, options, raw, command))
     run = recompute(raw)  # what is shown now is what `chabok report` will show
@@ -259,7 +271,8 @@ def _measure(
 def _code(report: Report) -> int:
     if not report.complete:
         return 130
-    return 0 if any(level.summary.requests > level.summary.failed for level in report.levels) else 1
+    answered = [level.summary.requests > level.summary.failed for level in report.levels]
+    return 0 if answered and all(answered) else 1
 
 
 def _free_name(folder: Path) -> str:

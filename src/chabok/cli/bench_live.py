@@ -29,7 +29,7 @@ class Live:
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._terminal = sys.stderr.isatty()
-        self._phase = ""
+        self._phase, self._since = "", perf_counter()
         self._done = 0
         self._failed = 0
         self._recent: deque[tuple[float, float, float, int]] = deque(maxlen=512)
@@ -52,7 +52,7 @@ class Live:
 
     def tell(self, phase: str) -> None:
         """A new phase begins."""
-        self._phase = phase
+        self._phase, self._since = phase, perf_counter()
         if not self._quiet and not self._terminal:
             print(f"{phase} ...", file=sys.stderr, flush=True)
 
@@ -76,7 +76,8 @@ class Live:
     def _line(self, bench: Bench) -> str:
         now = perf_counter()
         recent = [each for each in self._recent if now - each[0] < RECENT_S] or list(self._recent)[-1:]
-        parts = [harmless(self._phase), f"{self._done} request{'' if self._done == 1 else 's'}"]
+        phase = f"{harmless(self._phase)} ({now - self._since:.0f} s)"
+        parts = [phase, f"{self._done} request{'' if self._done == 1 else 's'}"]
         if bench.stopwatch is not None and bench.stopwatch.in_flight:
             parts.append(f"{bench.stopwatch.in_flight} running")
         if self._failed:

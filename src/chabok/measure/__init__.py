@@ -14,8 +14,9 @@ from chabok.measure.connection import Patience
 from chabok.measure.endpoint import Endpoint, detect
 from chabok.measure.failures import ExchangeError, MeasureError
 from chabok.measure.http import Client, Origin
-from chabok.measure.load import Outcome, Stopwatch, Window, run_load
+from chabok.measure.load import Stopwatch, run_load
 from chabok.measure.metrics import Request, Summary, measure, summarize
+from chabok.measure.outcome import Outcome, Window
 from chabok.measure.prompts import Lengths, Prompt, Ruler, Synthetic, calibrate
 from chabok.measure.schedule import Concurrent, Rate
 from chabok.measure.stats import Difference, Distribution, Interval, compare, describe

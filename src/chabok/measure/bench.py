@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import perf_counter
+from typing import Any
 
 from chabok.measure.breakdown import Effect, PrefillFit, break_down, fit_prefill
 from chabok.measure.cost import Price, cost, prefill_share_of
 from chabok.measure.endpoint import Endpoint, Target
 from chabok.measure.failures import MeasureError
-from chabok.measure.load import Outcome, Sink, Stopwatch
-from chabok.measure.metrics import Request, measure
+from chabok.measure.load import Sink, Stopwatch
+from chabok.measure.metrics import Request, by_length, measure
+from chabok.measure.outcome import Outcome
 from chabok.measure.prompts import FromFile, Lengths, Ruler, Synthetic, calibrate
 from chabok.measure.report import Level, Report, level_of
 from chabok.measure.run import About, RunFile
@@ -85,10 +88,14 @@ class Bench:
         self._kept: list[Timeline] = []
         self._stopping = ""
         self._began = perf_counter()
+        self._answer_s = 0.0  # of the warm-up
+        self._asking: asyncio.Task[Ruler] | None = None
 
     def stop(self, why: str = "stopped by Ctrl-C") -> None:
         """End now; the report holds what was measured."""
         self._stopping = self._stopping or why
+        if self._asking is not None:
+            self._asking.cancel()
         if self.stopwatch is not None:
             self.stopwatch.stop(why)
 
@@ -97,7 +104,7 @@ class Bench:
         plan, report = self.plan, self.report
         self._tell("asking how long prompts are")
         async with self.target.client() as client:
-            ruler = await calibrate(self.target, client)
+            ruler = await self._ruler(client)
             report.round_trip_s = await self.target.round_trip(client)
         if ruler.source == "assumed":
             report.notes.append(
@@ -132,6 +139,18 @@ class Bench:
             )
         return report
 
+    async def _ruler(self, client: Any) -> Ruler:
+        """How long prompts are; the first answers of all, for which a server may load its model."""
+        self._asking = asyncio.get_running_loop().create_task(calibrate(self.target, client))
+        try:
+            return await self._asking
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+            raise MeasureError(f"{self._stopping} before anything was measured") from None
+        finally:
+            self._asking = None
+
     @property
     def about(self) -> About:
         """What is known of the run before it begins."""
@@ -154,15 +173,21 @@ class Bench:
         first, second = [await stopwatch.one(prompts(10**9 + n), "warm-up") for n in range(2)]
         if first.failure is not None and second.failure is not None and not self._stopping:
             raise MeasureError(f"{self.target.url}: {second.failure.message}")
+        if not self._stopping and not any(len(measure(each).token_times) for each in (first, second)):
+            raise MeasureError(
+                f"{self.target.url}: answers are complete and empty; the endpoint may be of another kind "
+                "(--dialect), or the model ends such answers at once (--prompts FILE asks it something)"
+            )
+        self._answer_s = second.done - second.scheduled if second.done is not None else 0.0
         output = plan.output_tokens or self._answer_length(measure(second))
-        self.report.output_tokens = _shown(output)
+        self.report.output_tokens = str(output)
         prompts = Synthetic(plan.prompt_tokens, output, seed=plan.seed, shared=plan.shared, ruler=ruler)
         stopwatch.prompts = plan.prompts or prompts
         if plan.loads:
             for load in plan.loads:
                 await self._level(load)
             return
-        one, requests = await self._level(Concurrent(1, seconds=plan.seconds * 0.2, at_least=5))
+        one, requests = await self._level(self._users(1))
         cold = (
             Effect(one.summary.ttft.median, first_s)
             if one.summary.ttft and (first_s := _ttft(first))
@@ -181,7 +206,7 @@ class Bench:
 
     def _prompt_length(self) -> str:
         prompts = self.plan.prompts
-        return _shown(self.plan.prompt_tokens) if prompts is None else f"{prompts.path} ({len(prompts)})"
+        return str(self.plan.prompt_tokens) if prompts is None else f"{prompts.path} ({len(prompts)})"
 
     def _answer_length(self, pilot: Request) -> Lengths:
         tokens = 128
@@ -201,6 +226,8 @@ class Bench:
         if self.log is not None:
             self.log.load(outcome)
         self._shares[users] = prefill_share_of(requests)
+        if self.plan.prompt_tokens.mix and self.plan.prompts is None and (text := by_length(requests)):
+            self.report.notes.append(f"{load}: {text}")
         self.report.levels.append(level)
         if level.client_bound:
             self.report.notes.append(f"{load}: {level.client_bound}")
@@ -270,8 +297,13 @@ class Bench:
             report.notes.append(f"the time was up, limits still met at {low:.3g} requests/s")
 
     def _users(self, users: int) -> Concurrent:
-        # All begin at once, as users never do; the second round shows how they really meet.
-        return Concurrent(users, seconds=self.plan.seconds * 0.1, at_least=2 * users)
+        # All begin at once, as users never do; the second round shows how they really meet. A slow endpoint
+        # gets one round, so that a run is not much longer than was asked for.
+        seconds = self.plan.seconds * (0.2 if users == 1 else 0.1)
+        slow = self._answer_s > seconds
+        if users == 1:
+            return Concurrent(1, seconds=seconds, at_least=2 if slow else 5)
+        return Concurrent(users, seconds=seconds, at_least=users if slow else 2 * users)
 
     def _over(self) -> bool:
         return bool(self._stopping) or perf_counter() - self._began > self.plan.seconds * 1.2
@@ -321,7 +353,3 @@ class Bench:
 
 def _ttft(timeline: Timeline) -> float | None:
     return measure(timeline).ttft_s if timeline.ok else None
-
-
-def _shown(lengths: Lengths) -> str:
-    return str(lengths.low) if lengths.low == lengths.high else f"{lengths.low}-{lengths.high}"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import NamedTuple
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from chabok.measure.connection import Clock, Collected, Connection, Patience, Receiver, Sizes
 from chabok.measure.failures import ConnectError, DisconnectedError, MeasureError, TlsError
@@ -49,6 +50,17 @@ class Origin(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}"
+
+
+def proxy_unused(origin: Origin) -> str:
+    """Says that a proxy of the environment is not asked, if it would be by others; else empty.
+
+    A proxy has its own buffers and its own time, so the stopwatch goes around it.
+    """
+    proxy = getproxies().get(origin.scheme) or getproxies().get("all")
+    if not proxy or proxy_bypass(origin.host):
+        return ""
+    return f" ({origin.scheme.upper()}_PROXY is set, but is not used for measuring)"
 
 
 class Client:
@@ -175,6 +187,7 @@ class Client:
             limit = self.patience.connect_s
             raise ConnectError(
                 f"no connection to {origin} within {limit:g} s; is the host right, and a firewall in between?"
+                f"{proxy_unused(origin)}"
             ) from None
         except ssl.SSLCertVerificationError as error:
             raise TlsError(
@@ -186,13 +199,17 @@ class Client:
                 f"{origin} does not speak TLS ({error.reason or error}); is it an http:// address?"
             ) from None
         except socket.gaierror as error:
-            raise ConnectError(f"the host {origin.host!r} is not known ({error.strerror})") from None
+            raise ConnectError(
+                f"the host {origin.host!r} is not known ({error.strerror}){proxy_unused(origin)}"
+            ) from None
         except ConnectionRefusedError:
             raise ConnectError(
-                f"nothing listens at {origin}; is the server running, and on this port?"
+                f"nothing listens at {origin}; is the server running, and on this port?{proxy_unused(origin)}"
             ) from None
         except OSError as error:
-            raise ConnectError(f"no connection to {origin}: {error.strerror or error}") from None
+            raise ConnectError(
+                f"no connection to {origin}: {error.strerror or error}{proxy_unused(origin)}"
+            ) from None
 
     async def _open(self) -> Connection:
         loop = asyncio.get_running_loop()

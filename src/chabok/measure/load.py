@@ -6,84 +6,23 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from array import array
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 
 from chabok.measure.endpoint import Endpoint, Messages, Target
 from chabok.measure.failures import MeasureError
+from chabok.measure.outcome import Outcome, Tally
 from chabok.measure.prompts import Prompt, Synthetic, calibrate
 from chabok.measure.schedule import Concurrent, Load, Rate
 from chabok.measure.timeline import Failure, Timeline
 from chabok.measure.trace import Trace, Turn
 
-HOPELESS = frozenset(
-    {"connect", "tls", "protocol", "http 400", "http 401", "http 403", "http 404", "http 405"}
-)
-"""Failures after which, where nothing ever succeeded, going on tells nothing new."""
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 """A user whose request failed waits before the next, twice as long each time."""
 MOST_IN_FLIGHT = 4096
 """Open-loop requests beyond this many at once are not sent, and counted as failures of the client."""
-BUSY_SHARE, LATE_S = 0.8, 0.010
-"""Share of a core, and lateness p99, beyond which the client is the bottleneck."""
-
-STEADY_SHARE = 0.2
-"""A steady window shorter than this share of its load is none."""
-
 Prompts = Callable[[int], Prompt]
 Sink = Callable[[Timeline], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """From when to when the load was steady, seconds since the run's start."""
-
-    start: float
-    end: float
-
-    @property
-    def seconds(self) -> float:
-        """How long."""
-        return self.end - self.start
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What one load did.
-
-    window: ramp-up and drain excluded; None if the load was never steady. cpu_share: CPU time of this
-    thread / wall time. lateness_p99_s: how far the client fell behind its schedule. timelines: empty if a
-    sink took them. stopped: why it ended early, if it did.
-    """
-
-    phase: str
-    load: Load
-    began: float
-    ended: float = 0.0
-    window: Window | None = None
-    cpu_share: float = 0.0
-    lateness_p99_s: float = 0.0
-    requests: int = 0
-    failed: int = 0
-    stopped: str = ""
-    timelines: list[Timeline] = field(default_factory=list)
-
-    @property
-    def client_bound(self) -> str:
-        """A sentence if the client was the bottleneck; empty if it was not."""
-        if self.lateness_p99_s > LATE_S:
-            return (
-                f"the client fell behind: 1 request in 100 was sent {self.lateness_p99_s * 1000:.0f} ms "
-                "or more after it was due; these numbers are the client's, not the server's"
-            )
-        if self.cpu_share > BUSY_SHARE:
-            return (
-                f"the client used {self.cpu_share:.0%} of a core; "
-                "these numbers are the client's as much as the server's"
-            )
-        return ""
 
 
 class Stopwatch:
@@ -144,7 +83,7 @@ class Stopwatch:
         self.connect_s = connect_s or self.connect_s
         outcome = Outcome(phase or str(load), load, self.now())
         self.outcomes.append(outcome)
-        tally = _Tally(outcome)
+        tally = Tally(outcome)
         gc.collect()
         gc.freeze()  # what is there already need not be looked at again while tokens come
         cpu = time.thread_time()
@@ -167,11 +106,11 @@ class Stopwatch:
         """Time a single request now, outside of any load."""
         outcome = Outcome(phase, Concurrent(1, requests=1), self.now())
         number, self._number = self._number, self._number + 1
-        return await self._one(number, self.now(), prompt, _Tally(outcome))
+        return await self._one(number, self.now(), prompt, Tally(outcome))
 
     # -- closed loop
 
-    async def _closed(self, load: Concurrent, tally: _Tally) -> None:
+    async def _closed(self, load: Concurrent, tally: Tally) -> None:
         end = None if load.seconds is None else perf_counter() + load.seconds
         tally.streams = load.streams
         first = self._number
@@ -196,12 +135,12 @@ class Stopwatch:
 
         await self._together([user() for _ in range(load.streams)])
 
-    def _over(self, tally: _Tally, end: float | None) -> bool:
+    def _over(self, tally: Tally, end: float | None) -> bool:
         return bool(self.stopping or tally.outcome.stopped) or (end is not None and perf_counter() >= end)
 
     # -- open loop
 
-    async def _open(self, load: Rate, tally: _Tally) -> None:
+    async def _open(self, load: Rate, tally: Tally) -> None:
         loop = asyncio.get_running_loop()
         began = perf_counter()
         origin = self.now()
@@ -240,7 +179,7 @@ class Stopwatch:
 
     # -- a trace
 
-    async def _replay(self, trace: Trace, tally: _Tally) -> None:
+    async def _replay(self, trace: Trace, tally: Tally) -> None:
         began, origin = perf_counter(), self.now()
 
         async def session(turns: Sequence[Turn]) -> None:
@@ -293,7 +232,7 @@ class Stopwatch:
         number: int,
         scheduled: float,
         prompt: Prompt,
-        tally: _Tally,
+        tally: Tally,
         messages: Messages = (),
         session: str = "",
     ) -> Timeline:
@@ -314,7 +253,7 @@ class Stopwatch:
             self._keep(timeline, tally)
         return timeline
 
-    def _keep(self, timeline: Timeline, tally: _Tally) -> None:
+    def _keep(self, timeline: Timeline, tally: Tally) -> None:
         tally.take(timeline)
         if self._sink is not None:
             self._sink(timeline)
@@ -322,58 +261,6 @@ class Stopwatch:
             tally.outcome.timelines.append(timeline)
         if self._watch is not None:
             self._watch(timeline)
-
-
-class _Tally:
-    """Counts of a load that need little memory however long it runs."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-        self.streams = 0  # of a closed loop
-        self.idle_from = float("inf") if isinstance(outcome.load, Concurrent) else 0.0
-        self._late = array("d")
-        self._first_tokens = 0
-        self._steady_from = 0.0
-        self._first_end = float("inf")
-        self._in_row = 0
-
-    def take(self, timeline: Timeline) -> None:
-        """Count a request that ended."""
-        outcome = self.outcome
-        outcome.requests += 1
-        if timeline.sent is not None:
-            self._late.append(timeline.sent - timeline.connect_s - timeline.scheduled)
-        if timeline.failure is not None:
-            outcome.failed += 1
-            self._in_row += 1
-            limit = max(5, self.streams)
-            if outcome.failed == outcome.requests >= limit and timeline.failure.kind in HOPELESS:
-                outcome.stopped = f"the first {outcome.requests} requests failed: {timeline.failure.message}"
-            return
-        if timeline.done is not None:
-            self._first_end = min(self._first_end, timeline.done)
-        if self._first_tokens < self.streams:
-            # Full load begins when the last of the first round has its first token.
-            first = next((e.at for e in timeline.events if e.kind in ("content", "reasoning", "tool")), None)
-            if first is not None:
-                self._first_tokens += 1
-                self._steady_from = max(self._steady_from, first)
-
-    def conclude(self) -> None:
-        """Fill in what is known at the end."""
-        outcome = self.outcome
-        if len(self._late):
-            late = sorted(self._late)
-            outcome.lateness_p99_s = max(late[min(int(len(late) * 0.99), len(late) - 1)], 0.0)
-        # An open loop is steady from the first answer to the last arrival.
-        start = self._steady_from if isinstance(outcome.load, Concurrent) else self._first_end
-        end = min(self.idle_from, outcome.ended)
-        if isinstance(outcome.load, Concurrent) and outcome.load.streams == 1:
-            start, end = outcome.began, outcome.ended
-        # What is left of a short load between ramp-up and drain is too little to speak for it.
-        enough = end - start >= STEADY_SHARE * (outcome.ended - outcome.began) and end > start
-        if enough and outcome.requests > outcome.failed:
-            outcome.window = Window(start, end)
 
 
 async def _until(instant: float) -> None:

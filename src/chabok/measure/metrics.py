@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from chabok.measure.load import Window
+from chabok.measure.outcome import Window
 from chabok.measure.stats import Distribution, describe, describe_pooled
 from chabok.measure.timeline import Event, Timeline
 
@@ -174,6 +174,25 @@ class ErrorClass:
     kind: str
     count: int
     example: str
+
+
+def by_length(requests: Iterable[Request]) -> str:
+    """First tokens of a mix of prompt lengths apart, in words; empty if there is only one length.
+
+    Lengths within a factor of two of each other count as one.
+    """
+    groups: dict[int, list[Request]] = {}
+    for request in requests:
+        length = request.timeline.asked_prompt or 0
+        if request.ok and request.ttft_s is not None and length:
+            groups.setdefault(length.bit_length(), []).append(request)
+    told = []
+    for _, group in sorted(groups.items()):
+        lengths = [request.timeline.asked_prompt or 0 for request in group]
+        tokens = str(min(lengths)) if min(lengths) == max(lengths) else f"{min(lengths)}-{max(lengths)}"
+        middle = float(np.median([request.ttft_s for request in group if request.ttft_s is not None]))
+        told.append(f"{middle * 1000:.0f} ms for {tokens} tokens ({len(group)} prompts)")
+    return f"first token p50 {', '.join(told)}" if len(told) > 1 else ""
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ that it reports.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Awaitable, Callable
@@ -70,26 +71,52 @@ class Ruler:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How many tokens: fixed where ``low`` equals ``high``, else evenly distributed between them."""
+    """How many tokens: fixed where ``low`` equals ``high``, else evenly distributed between them.
+
+    mix: several of these, each with its weight; ``low`` and ``high`` are then the least and the most of all.
+    """
 
     low: int
     high: int
+    mix: tuple[tuple[Lengths, float], ...] = ()
 
     @classmethod
     def of(cls, text: str | int) -> Lengths:
-        """From ``128`` or ``100-200``; MeasureError if it is neither."""
-        low, dash, high = str(text).partition("-")
+        """From ``128``, ``100-200``, or a mix, ``64:0.8,2000:0.2``; MeasureError if it is none."""
+        parts = [cls._weighed(part) for part in str(text).split(",")]
+        if len(parts) == 1:
+            return parts[0][0]
+        low, high = min(part.low for part, _ in parts), max(part.high for part, _ in parts)
+        return cls(low, high, tuple(parts))
+
+    @classmethod
+    def _weighed(cls, text: str) -> tuple[Lengths, float]:
+        length, colon, share = text.partition(":")
+        low, dash, high = length.partition("-")
         try:
-            found = cls(int(low), int(high if dash else low))
+            found, weight = cls(int(low), int(high if dash else low)), float(share if colon else 1)
         except ValueError:
-            raise MeasureError(f"{text!r} is no length in tokens; 128 or 100-200 are") from None
+            raise MeasureError(
+                f"{text!r} is no length in tokens; 128, 100-200, or a mix with weights as 64:0.8,2000:0.2 are"
+            ) from None
         if not 1 <= found.low <= found.high:
             raise MeasureError(f"{text!r} is no length in tokens: from 1 up, the smaller first")
-        return found
+        if not 0 < weight < math.inf:
+            raise MeasureError(f"{text!r}: a weight must be more than 0")
+        return found, weight
 
     def draw(self, chance: random.Random) -> int:
         """A length."""
+        if self.mix:
+            (part,) = chance.choices([part for part, _ in self.mix], [weight for _, weight in self.mix])
+            return part.draw(chance)
         return self.low if self.low == self.high else chance.randint(self.low, self.high)
+
+    def __str__(self) -> str:
+        if self.mix:
+            total = sum(weight for _, weight in self.mix)
+            return ", ".join(f"{part} ({weight / total:.0%})" for part, weight in self.mix)
+        return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +283,7 @@ async def calibrate(endpoint: Target, client: Any) -> Ruler:
 
 def _by_usage(endpoint: Target, client: Any) -> Counter:
     async def count(text: str) -> int | None:
-        timeline = Timeline(0, 0.0)
+        timeline = Timeline(0, 0.0, asked_output=1)
         await endpoint.time(client, endpoint.ask(text, 1), timeline, perf_counter())
         if timeline.failure is not None:
             raise MeasureError(f"{endpoint.url}: {timeline.failure.message}")

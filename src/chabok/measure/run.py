@@ -23,7 +23,7 @@ import msgspec
 
 from chabok.measure.cost import Price
 from chabok.measure.failures import MeasureError
-from chabok.measure.load import Outcome, Window
+from chabok.measure.outcome import Outcome, Window
 from chabok.measure.schedule import Concurrent, Rate
 from chabok.measure.timeline import OTHER_LINES, ServerTimings, Timeline, TimelineFile, decode, read_about
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chabok.measure.failures import MeasureError
-from chabok.measure.load import Window
 from chabok.measure.metrics import Request
+from chabok.measure.outcome import Window
 
 TIMES = {
     "ttft": "first token",

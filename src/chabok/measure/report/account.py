@@ -10,8 +10,8 @@ import numpy as np
 
 from chabok.measure.breakdown import Breakdown, Effect, break_down, fit_prefill
 from chabok.measure.cost import Price, cost
-from chabok.measure.load import Outcome
 from chabok.measure.metrics import Request, measure
+from chabok.measure.outcome import Outcome
 from chabok.measure.report.data import Level, Report, level_of_requests
 from chabok.measure.report.sample import Sample, sample
 from chabok.measure.run import About, Loaded, Run

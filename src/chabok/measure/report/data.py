@@ -11,8 +11,8 @@ import msgspec
 from chabok.measure.breakdown import Breakdown
 from chabok.measure.cost import Cost, prefill_share_of
 from chabok.measure.failures import MeasureError
-from chabok.measure.load import Outcome, Window
 from chabok.measure.metrics import Request, Summary, measure, summarize_requests
+from chabok.measure.outcome import Outcome, Window
 from chabok.measure.schedule import Rate
 from chabok.measure.slo import Limit, goodput
 from chabok.measure.timeline import Timeline

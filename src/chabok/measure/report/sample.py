@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from chabok.measure.load import Window
 from chabok.measure.metrics import Request
+from chabok.measure.outcome import Window
 from chabok.measure.report.data import Level
 from chabok.measure.slo import Limit
 

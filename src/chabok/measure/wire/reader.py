@@ -50,8 +50,14 @@ class Ask:
 
     @property
     def flat(self) -> str:
-        """The prompt as one text."""
-        return self.prompt or "\n\n".join(str(each.get("content", "")) for each in self.messages)
+        """The prompt as one text; of several messages a transcript that the answer goes on from.
+
+        For completions, which know no turns: ``User: ...``, ``Assistant: ...``, blank lines between.
+        """
+        if not self.messages:
+            return self.prompt
+        said = [f"{str(each['role']).capitalize()}: {each.get('content') or ''}" for each in self.messages]
+        return "\n\n".join([*said, "Assistant:"])
 
 
 class Parser(Protocol):
