@@ -43,6 +43,15 @@ COMMANDS = {
     ),
     "diff": Command("chabok.cli.diff", "main", "Compare measurements, also to fail a build", typer=False),
     "turn": Command("chabok.cli.turn", "main", "What a faster model gives a whole turn of work", typer=False),
+    "roofline": Command(
+        "chabok.cli.roofline",
+        "main",
+        "What this machine can reach with a model, before fetching it",
+        typer=False,
+    ),
+    "cold": Command(
+        "chabok.cli.cold", "main", "What a first request costs, and what removes it", typer=False
+    ),
     "pull": Command("chabok.cli.pull", "pull", "Fetch a model before it is needed"),
     "list": Command("chabok.cli.list", "list_", "Show the models on this machine"),
     "show": Command("chabok.cli.show", "show", "Show what a model file holds"),

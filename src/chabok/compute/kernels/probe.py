@@ -43,8 +43,8 @@ class Read:
 class Multiply:
     """Sums of 8-bit products from the first-level cache, as many at once as the registers hold.
 
-    A pass multiplies a panel, ``weights`` uint8[STEPS, 2, lanes, 4] of 4 bits each, with ``x`` int8[STEPS, rows,
-    4]. ``pieces`` times PASSES passes are shared by the threads; each adds its own up at ``out``
+    A pass multiplies a panel, ``weights`` uint8[STEPS, 2, lanes, 4] of 4 bits each, with ``x`` int8[STEPS,
+    rows, 4]. ``pieces`` times PASSES passes are shared by the threads; each adds its own up at ``out``
     int32[threads, rows, 2, lanes], modulo 2**32.
     """
 
