@@ -26,6 +26,9 @@ from chabok.models.rope import RopeTable
 from chabok.models.weights import Weights
 from chabok.models.workspace import FEW_ROWS, Workspace
 
+LEAST_BLOCK = 2
+"""Fewest rows that attention takes together where there are more: they share what is read of the cache."""
+
 _SPAN = SPAN_PAGES * PAGE_TOKENS
 
 
@@ -188,9 +191,13 @@ class Transformer:
         w.slots[row : row + n, 0] = np.arange(row, row + n)
         w.slots[row : row + n, 1] = 1
         where = pages.__array_interface__["data"][0]
+        # Few rows in small blocks: enough of them that no thread waits long for another's last.
+        block = ROW_BLOCK
+        while block > LEAST_BLOCK and -(-n // block) * self.config.n_kv_heads < 4 * self.threads:
+            block //= 2
         # The last rows see most keys: they come first, so that no thread is left with them in the end.
-        for first in reversed(range(0, n, ROW_BLOCK)):
-            size = min(ROW_BLOCK, n - first)
+        for first in reversed(range(0, n, block)):
+            size = min(block, n - first)
             spans = (start + first + size - 1) // _SPAN + 1
             self._item(items, row + first, size, start + first, where, 0, spans, row + first)
             items += 1

@@ -94,10 +94,10 @@ class Attention:
         score = {n: self.scores(module, n, vectors) for n in sizes}
         across = max(v for v in range(1, vectors + 1) if self.head_dim // 16 % v == 0)
         weigh = {n: self.weighted(module, n, across) for n in sizes}
-        # A single row's queries in tiles; the first asks for what will be read next.
-        tiles = split(self.group, sizes)
-        score_ahead = self.scores(module, tiles[0], vectors, ahead=True)
-        weigh_ahead = self.weighted(module, tiles[0], across, ahead=True)
+        # The first tile of an item asks for what will be read next.
+        lead = next(n for n in sizes if n <= self.group)
+        score_ahead = self.scores(module, lead, vectors, ahead=True)
+        weigh_ahead = self.weighted(module, lead, across, ahead=True)
         soften = self.soften(module)
         merge = merge_function(module, self.symbol, self.head_dim)
         f, ops = begin(module, self.symbol, self.fields)
@@ -121,7 +121,7 @@ class Attention:
                 return start.at(head, head_bytes(dim))
 
             slot = item.load(I64, 48)
-            queries, single = n_rows * group, n_rows.eq(1)
+            queries = n_rows * group
             q_stride = ops.int("qkv_stride")
             q = ops.ptr("qkv").at(first_row * q_stride).at(head, 4 * group * dim)
             last = position + n_rows - 1
@@ -141,17 +141,12 @@ class Attention:
                 with f.loop(first_page, end_page) as page:
                     keys = keys_of(page)
                     values = keys.at(PAGE * dim * 2)
-                    # A single row waits for memory: values are on their way while keys are scored, and the
-                    # next keys while values are summed, a line at a time, or the core would stand still until
+                    # Few rows wait for memory: values are on their way while keys are scored, and the next
+                    # keys while values are summed, a line at a time, or the core would stand still until
                     # all are asked for.
-                    with f.either(single) as otherwise:
-                        f.invoke(score_ahead, q, q_stride, f.const(0, I64), keys, scratch, values)
-                        for n, at in tiles_after_first(tiles):
-                            query = f.const(at, I64)
-                            f.invoke(score[n], q, q_stride, query, keys, scratch.at(4 * PAGE * at))
-                        otherwise()
-                        in_tiles(f, queries, sizes, lambda n, i: f.invoke(
-                            score[n], q, q_stride, i, keys, scratch.at(i, 4 * PAGE)))  # fmt: skip
+                    f.invoke(score_ahead, q, q_stride, f.const(0, I64), keys, scratch, values)
+                    in_tiles(f, queries - lead, sizes, lambda n, i: f.invoke(
+                        score[n], q, q_stride, i + lead, keys, scratch.at(i + lead, 4 * PAGE)))  # fmt: skip
                     with f.loop(0, queries) as i:
                         weights, state_at, row = (
                             scratch.at(i, 4 * PAGE),
@@ -162,16 +157,13 @@ class Attention:
                         f.invoke(soften, weights, state_at, page * PAGE, row, window, cap)
                     # Keys that no row of the block sees have no weight: their values are not even read.
                     seen = f.minimum(last + 1 - page * PAGE, PAGE)
-                    with f.either(single) as otherwise:
-                        following = (page + 1 < end).select(
-                            keys_of(f.minimum(page + 1, end - 1)), keys_of(next_page, next_list, next_head)
-                        )
-                        f.invoke(weigh_ahead, scratch, values, spans, seen, following)
-                        for n, at in tiles_after_first(tiles):
-                            f.invoke(weigh[n], scratch.at(4 * PAGE * at), values, spans.at(state * at), seen)
-                        otherwise()
-                        in_tiles(f, queries, sizes, lambda n, i: f.invoke(
-                            weigh[n], scratch.at(i, 4 * PAGE), values, spans.at(i, state), seen))  # fmt: skip
+                    following = (page + 1 < end).select(
+                        keys_of(f.minimum(page + 1, end - 1)), keys_of(next_page, next_list, next_head)
+                    )
+                    f.invoke(weigh_ahead, scratch, values, spans, seen, following)
+                    in_tiles(f, queries - lead, sizes, lambda n, i: f.invoke(
+                        weigh[n], scratch.at(i + lead, 4 * PAGE), values, spans.at(i + lead, state), seen
+                    ))  # fmt: skip
                 with f.loop(0, queries) as i:
                     f.invoke(merge, totals.at(i, state), spans.at(i, state))
             with f.loop(0, queries) as i:
@@ -287,19 +279,6 @@ class Attention:
                 for v in range(vectors):
                     to[i].store(acc[i][v].get(), 64 * v)
         return f
-
-
-def split(count: int, sizes: list[int]) -> list[int]:
-    """A count as a sum of sizes, largest first."""
-    tiles: list[int] = []
-    for size in sizes:
-        tiles += [size] * ((count - sum(tiles)) // size)
-    return tiles
-
-
-def tiles_after_first(tiles: list[int]) -> list[tuple[int, int]]:
-    """Each tile but the first, and how many come before it."""
-    return [(n, sum(tiles[:i])) for i, n in enumerate(tiles) if i]
 
 
 def prefetch(at: Value, n_bytes: int) -> None:
