@@ -199,6 +199,11 @@ def test_a_template_is_told_to_think_by_the_name_it_knows() -> None:
     assert thinking.variables(served(QWEN), None, None, "think") == {}
     assert thinking.variables(served(HARMONY), None, "low", "think") == {"reasoning_effort": "low"}
     assert thinking.variables(served(QWEN), None, "low", "think") == {}
+    assert thinking.asked(served(HARMONY), "high", "reasoning_effort") == {"reasoning_effort": "high"}
+    assert thinking.asked(served(QWEN), "none", "reasoning_effort") == {"enable_thinking": False}
+    assert thinking.asked(served(QWEN), None, "reasoning_effort") == {}
+    with pytest.raises(RequestError, match="always thinks"):
+        thinking.asked(served(ALWAYS), "none", "reasoning_effort")
 
 
 def test_what_a_model_cannot_do_is_refused_and_what_it_does_anyway_is_not() -> None:

@@ -42,6 +42,12 @@ def test_a_conversation_is_answered_as_the_python_api_answers_it(
     assert answer.system_fingerprint
 
 
+def test_how_much_to_think_is_a_hint(client: openai.OpenAI) -> None:
+    for effort in ("none", "low", "high"):
+        asked: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 3, "reasoning_effort": effort}
+        assert client.chat.completions.create(**asked).choices[0].finish_reason == "length"
+
+
 def test_a_stream_has_the_same_text(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="tiny", messages=HELLO, max_completion_tokens=16)
     pieces = list(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from starlette.routing import BaseRoute, Route
 
 from chabok.errors import RequestError
-from chabok.server import anthropic
+from chabok.server import anthropic, thinking
 from chabok.server.accounts import fingerprint, merged_timings, timings_dict, usage_dict
 from chabok.server.bodies import Body
 from chabok.server.call import Call, Endpoint
@@ -42,6 +42,7 @@ from chabok.server.messages import (
     tool_dicts,
 )
 from chabok.server.streaming import server_timing, stream, whole
+from chabok.server.thinking import Effort
 
 if TYPE_CHECKING:
     from chabok.server.roster import Served
@@ -66,6 +67,7 @@ class ChatBody(Sampling, kw_only=True):
     template_variables: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning: bool | None = None
+    reasoning_effort: Effort | None = None
     continue_final_message: bool | None = None
 
     modalities: list[Literal["text"]] | None = None
@@ -78,7 +80,6 @@ class ChatBody(Sampling, kw_only=True):
     function_call: None = None
     functions: None = None
     prediction: None = None
-    reasoning_effort: None = None
     verbosity: None = None
     web_search_options: None = None
 
@@ -141,7 +142,9 @@ def ask_of(call: Call, body: ChatBody, served: Served) -> Ask:
         tool_choice=choice_of(body.tool_choice, tools),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         format=format_of(body.response_format),
-        template_variables={**(body.template_variables or {}), **(body.chat_template_kwargs or {})},
+        template_variables=thinking.asked(served, body.reasoning_effort, "reasoning_effort")
+        | (body.template_variables or {})
+        | (body.chat_template_kwargs or {}),
         priority=priority_of(call, body.priority),
         deadline_ms=deadline_of(call, body.deadline_ms),
         reasoning=body.reasoning is not False,

@@ -12,6 +12,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 
 from chabok.errors import RequestError
+from chabok.server import thinking
 from chabok.server.bodies import Body, explained
 from chabok.server.call import Call, Endpoint
 from chabok.server.events import Ask, ResponseFormat
@@ -20,6 +21,7 @@ from chabok.server.generation import prepare
 from chabok.server.messages import MAX_TOOLS, JsonObject, PlainText, check_name, named, tool_dict
 from chabok.server.response_items import ResponseItems, ResponseWriter
 from chabok.server.streaming import gather, server_timing, stream
+from chabok.server.thinking import Effort
 
 if TYPE_CHECKING:
     from chabok.server.roster import Served
@@ -134,9 +136,9 @@ class TextSettings(Strict):
 
 
 class ReasoningSettings(Strict):
-    """How to reason; nothing can be set."""
+    """How much to think: a hint, for models whose template takes one or can do without."""
 
-    effort: None = None
+    effort: Effort | None = None
     summary: None = None
     generate_summary: None = None
 
@@ -201,6 +203,11 @@ async def respond(call: Call) -> None:
         await call.json(items.response, headers={"Server-Timing": server_timing(prepared.timings)})
 
 
+def effort_of(body: ResponseBody) -> Effort | None:
+    """How much the model is asked to think."""
+    return body.reasoning.effort if body.reasoning is not None else None
+
+
 def ask_of(call: Call, body: ResponseBody, served: Served) -> Ask:
     """What a body asks for. Raises RequestError."""
     if body.n not in (None, 1):
@@ -229,7 +236,9 @@ def ask_of(call: Call, body: ResponseBody, served: Served) -> Ask:
         tool_choice=str(choice),
         parallel_tool_calls=body.parallel_tool_calls is not False,
         format=_format(body.text),
-        template_variables={**(body.template_variables or {}), **(body.chat_template_kwargs or {})},
+        template_variables=thinking.asked(served, effort_of(body), "reasoning.effort")
+        | (body.template_variables or {})
+        | (body.chat_template_kwargs or {}),
         priority=priority_of(call, body.priority),
         deadline_ms=deadline_of(call, body.deadline_ms),
         arrived=call.arrived,
@@ -311,7 +320,7 @@ def _response(call: Call, body: ResponseBody, served: Served, ask: Ask) -> dict[
         "output": [],
         "parallel_tool_calls": ask.parallel_tool_calls,
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": effort_of(body), "summary": None},
         "service_tier": "default",
         "store": False,
         "temperature": ask.params.temperature,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from chabok.errors import RequestError
 
@@ -16,6 +16,9 @@ SWITCHES = ("enable_thinking", "thinking")
 
 EFFORT = "reasoning_effort"
 """What templates call how much to think (gpt-oss)."""
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+"""How much to think, in OpenAI's words."""
 
 _TAG = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL)
 
@@ -41,6 +44,15 @@ def variables(served: Served, wanted: bool | None, effort: str | None, field: st
     if not wanted and thinks(served):
         raise RequestError(f"{field}: {served.name} always thinks before it answers; leave it out", field)
     return found
+
+
+def asked(served: Served, effort: Effort | None, field: str) -> dict[str, Any]:
+    """What to tell a model's template where OpenAI's clients say how much it shall think; "none": not at all.
+    Raises RequestError where a model cannot but think.
+    """
+    if effort is None:
+        return {}
+    return variables(served, False if effort == "none" else None, effort, field)
 
 
 def template_of(served: Served) -> ChatTemplate:
