@@ -36,9 +36,9 @@ def main(arguments: list[str]) -> int:
     command = _command(arguments, found, seed)
     local = found.target is not None and "://" not in found.target and not _is_address(found.target)
     if local:
-        from chabok.cli.bench_local import LocalModel
+        from chabok.cli.bench_local import open_model
 
-        with LocalModel.open(found.target, quiet=found.quiet or found.json) as model:
+        with open_model(found.target, quiet=found.quiet or found.json) as model:
             return _measure(model, plan, found, command)
     return _measure(None, plan, found, command, options)
 

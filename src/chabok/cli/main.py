@@ -52,6 +52,9 @@ COMMANDS = {
     "cold": Command(
         "chabok.cli.cold", "main", "What a first request costs, and what removes it", typer=False
     ),
+    "compare": Command(
+        "chabok.cli.compare", "main", "Speed, price and quality of several, side by side", typer=False
+    ),
     "pull": Command("chabok.cli.pull", "pull", "Fetch a model before it is needed"),
     "list": Command("chabok.cli.list", "list_", "Show the models on this machine"),
     "show": Command("chabok.cli.show", "show", "Show what a model file holds"),

@@ -123,6 +123,12 @@ class Plot:
                 shape = f'<circle class="dot {kind}" cx="{px:.1f}" cy="{py:.1f}" r="{size:g}">{hint}</circle>'
             self.parts.append(shape)
 
+    def note(self, x: float, y: float, label: str) -> None:
+        """A name beside a point, on the side where there is room."""
+        px, py = self.place(x, y)
+        end = px > self.width * 0.65
+        self.parts.append(_text("note", px - 9 if end else px + 9, py - 6, label, ANCHOR_END if end else ""))
+
     def bar(self, x0: float, x1: float, y: float, height: float, kind: str, hint: str = "") -> None:
         """A bar from x0 to x1 in pixels ``height``, its middle at y."""
         (left, middle), (right, _) = self.place(x0, y), self.place(x1, y)
