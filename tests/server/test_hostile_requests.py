@@ -93,6 +93,20 @@ def test_a_name_that_a_web_page_could_have_made_point_here_is_refused(server: Pr
     assert "not called" in explained(server.raw(b"GET http://localhost/v1/models HTTP/1.1\r\n" + end), 403)
 
 
+def test_thousands_of_requests_sent_at_once_on_one_connection_are_all_answered(server: Process) -> None:
+    with server.connect() as sock:
+        n, answers = 3000, b""
+        data = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * n
+        sender = threading.Thread(target=sock.sendall, args=(data,))
+        sender.start()
+        while answers.count(b"HTTP/1.1 200 OK") < n or not answers.endswith(b"}"):
+            piece = sock.recv(65536)
+            assert piece, answers[-500:]
+            answers += piece
+        sender.join()
+        assert answers.count(b"HTTP/1.1 ") == n
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_an_offer_to_speak_another_protocol_is_ignored_and_the_body_is_not(
     server: Process, chunked: bool

@@ -37,7 +37,7 @@ class Client:
         self.done: Counter[str] = Counter()
         self._server, self._alone = server, alone
         self._chosen = random.Random(seed)
-        self._http = httpx.Client(base_url=server.address, timeout=120)
+        self._http = httpx.Client(base_url=server.address, timeout=900)
 
     def run(self, until: float) -> None:
         kinds: list[Callable[[], None]] = [self.text, self.text, self.text, self.several, self.chat]
@@ -151,7 +151,7 @@ class Client:
             for _ in zip(range(n), answer.iter_raw(), strict=False):
                 pass
         self._http.close()
-        self._http = httpx.Client(base_url=self._server.address, timeout=120)
+        self._http = httpx.Client(base_url=self._server.address, timeout=900)
 
     def late(self) -> None:
         body = self._body(max_tokens=500, ignore_eos=True, deadline_ms=self._chosen.choice((1, 20, 200)))
@@ -258,15 +258,15 @@ def soak(folder: Path, seconds: float) -> None:
             time.sleep(min(seconds / 60, 5))
             taken.append((server.rss, server.n_files, server.n_threads))
         for thread in threads:
-            thread.join(180)
+            thread.join(900)
             assert not thread.is_alive()
+        done = sum((client.done for client in clients), Counter())
+        print(f"{done.total()} requests in {time.monotonic() - begun:.0f} s: {dict(done)}")
+        print("MB, files, threads:", [(a >> 20, b, c) for a, b, c in taken[:: max(len(taken) // 30, 1)]])
         wrong = [each for client in clients for each in client.wrong]
         assert wrong == [], "\n".join(wrong[:5])
         assert server.settled()
         server.unharmed()
-        done = sum((client.done for client in clients), Counter())
-        print(f"{done.total()} requests in {time.monotonic() - begun:.0f} s: {dict(done)}")
-        print("MB, files, threads:", [(a >> 20, b, c) for a, b, c in taken[:: max(len(taken) // 12, 1)]])
         assert seconds < 30 or len(done) == 12
         assert server.metric("chabok_model_loads_total") > seconds / 5
         assert server.metric("chabok_cached_tokens_total") > 0

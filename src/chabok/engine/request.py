@@ -17,6 +17,9 @@ from chabok.errors import RequestError
 MOST_LOGPROBS = 1000
 """Of the best tokens at a position, how many can be asked for."""
 
+MOST_BIAS = 1_000_000
+"""Largest logit_bias: more would leave no difference between two such tokens, and soon no number at all."""
+
 FinishReason = Literal["stop", "length", "cancelled", "deadline"]
 """Why a sequence ended: an end token or stop string, a limit on its length, its caller, or its deadline."""
 
@@ -132,9 +135,9 @@ class SamplingParams:
                 raise RequestError(
                     f"logit_bias must map token ids (integers from 0) to numbers, not {token!r}"
                 )
-            if not _is_number(bias) or math.isnan(bias) or bias == math.inf:
+            if not _is_number(bias) or math.isnan(bias) or bias > MOST_BIAS:
                 raise RequestError(
-                    f"logit_bias of token {token} must be a number below infinity, not {bias!r}"
+                    f"logit_bias of token {token} must be a number up to {MOST_BIAS}, not {bias!r}"
                 )
 
     def _check_number(self, name: str, kind: str, allowed: Range) -> None:

@@ -50,7 +50,7 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
-        self._in_headers = self._in_body = False
+        self._in_headers = self._in_body = self._completed = False
         self._refused = False
 
     # What the transport tells.
@@ -76,7 +76,7 @@ class Connection(HttpToolsProtocol):
         """Parse what came."""
         if self._refused:
             return
-        in_body = self._in_body
+        in_body, self._completed = self._in_body, False
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
@@ -87,7 +87,8 @@ class Connection(HttpToolsProtocol):
             what = f"this is not a valid HTTP request ({str(why) or type(why).__name__})"
             self._refuse(RefusedError(400, what, "invalid_http"))
             return
-        if not in_body:  # all of it is headers, or was and they are complete
+        # All of it is headers, or was and they are complete, unless several requests came at once.
+        if not in_body and not self._completed:
             self._header_bytes += len(data)
         if self._in_headers and self._header_bytes > self.settings.max_headers:
             self._too_large()
@@ -164,7 +165,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is whole."""
-        self._in_body = False
+        self._in_body, self._completed = False, True
         self._settle()
         if not self._refused and not self.parser.should_upgrade():
             super().on_message_complete()

@@ -27,6 +27,7 @@ _STATUSES = {
     404: "No such model",
     408: "The body took too long",
     413: "The body is too large",
+    415: "The body is compressed",
     429: "Too many requests; Retry-After says when to come back",
     500: "The server failed",
     503: "The server is stopping, or the model cannot be loaded",
