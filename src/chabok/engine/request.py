@@ -85,7 +85,7 @@ class SamplingParams:
         1.0, Range(0.0, 1.0, above=True), "choose among the tokens closest to the expected surprise"
     )
     repetition_penalty: float = _number(
-        1.0, Range(0.0, 100.0, above=True), "above 1: tokens of the prompt and the answer become less likely"
+        1.0, Range(0.01, 100.0), "above 1: tokens of the prompt and the answer become less likely"
     )
     frequency_penalty: float = _number(
         0.0, Range(-100.0, 100.0), "taken off a token's logit for each time the answer has it"
