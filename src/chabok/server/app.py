@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chabok.server import anthropic, completions, ollama, openai, openapi, operating, responses
+from chabok.server import anthropic, completions, ollama, openai, openapi, operating, responses, tokens
 from chabok.server import page as pages
 from chabok.server.auth import Keys
 from chabok.server.errors import RefusedError, answer
@@ -40,6 +40,7 @@ def routes(*, page: bool = True) -> list[BaseRoute]:
         *responses.routes(),
         *anthropic.routes(),
         *ollama.routes(),
+        *tokens.routes(),
         *operating.routes(),
         *openapi.routes(),
         *pages.routes(served=page),
