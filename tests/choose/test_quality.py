@@ -105,12 +105,26 @@ def test_texts_are_the_same_that_a_reader_takes_for_the_same(a: str, b: str) -> 
         ("I do not know.", None),
         ("A cat sat on the mat.", None),
         ("Ｂ", 1),
+        ("B because it is so", 1),
+        ("I think the answer is a tricky one.", None),
+        ("The answer is b", 1),
     ],
 )
 def test_the_choice_that_an_answer_names_is_found_and_none_where_it_names_none(
     answer: str, place: int | None
 ) -> None:
     assert chosen(answer, ABCD, COLORS) == place
+
+
+@pytest.mark.parametrize(
+    "piece", ["answer" + " " * 100, "1,11", ",11", "_", "(", "A ", "1 ", "```json\n", "۱٬۱۱"]
+)
+def test_no_answer_takes_long_to_be_judged(piece: str) -> None:
+    answer = piece * (100_000 // len(piece))
+    began = time.perf_counter()
+    for line in ({"choices": list(COLORS), "answer": 0}, {"number": 1}, {"exact": "x"}, {"json_schema": {}}):
+        judge(question_of({"prompt": "?", **line}), answer)
+    assert time.perf_counter() - began < 5
 
 
 def test_choices_can_have_letters_of_another_script() -> None:

@@ -6,7 +6,7 @@ Evaluation harnesses ask them in order to know where in a prompt an answer begin
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 from starlette.routing import BaseRoute, Route
@@ -14,6 +14,9 @@ from starlette.routing import BaseRoute, Route
 from chabok.errors import RequestError
 from chabok.server.bodies import Body
 from chabok.server.call import Call, Endpoint
+
+if TYPE_CHECKING:
+    from chabok.text.tokenizer import Tokenizer
 
 
 class TokenizeBody(Struct, forbid_unknown_fields=True):
@@ -68,7 +71,7 @@ async def detokenize(call: Call) -> None:
     body = await call.parse(_DETOKENIZE)
     async with call.model(body.model) as served:
         llm = served.llm.llm
-        size = llm.tokenizer.vocab_size
+        size = cast("Tokenizer", llm.tokenizer).vocab_size
         bad = next((token for token in body.tokens if not 0 <= token < size), None)
         if bad is not None:
             raise RequestError(f"there is no token {bad}; this model's are 0 to {size - 1}", "tokens")
@@ -80,7 +83,7 @@ async def tokenizer_info(call: Call) -> None:
     """The special tokens and the chat template of a model (``?model=``; default: the first one)."""
     async with call.model(call.query_params.get("model", "")) as served:
         llm = served.llm.llm
-        tokenizer = llm.tokenizer
+        tokenizer = cast("Tokenizer", llm.tokenizer)
 
         def text(token: int | None) -> str | None:
             return None if token is None else llm.token_bytes(token).decode("utf-8", "replace")
@@ -89,8 +92,8 @@ async def tokenizer_info(call: Call) -> None:
             {
                 "tokenizer_class": type(tokenizer).__name__,
                 "bos_token": text(tokenizer.bos_id),
-                "eos_token": text(getattr(tokenizer, "eos_id", None)),
-                "pad_token": text(getattr(tokenizer, "eos_id", None)),
+                "eos_token": text(tokenizer.eos_id),
+                "pad_token": text(tokenizer.eos_id),
                 "add_bos_token": tokenizer.add_bos,
                 "chat_template": getattr(llm.template, "source", None),
                 "max_model_len": llm.context,

@@ -20,9 +20,9 @@ _GROUPING = re.compile(r"(?<=\d)[\u00a0\u2009\u202f'’](?=\d{3}(?!\d))")
 _MARKS = str.maketrans({"٫": ".", "٬": ",", "−": "-", "﹣": "-", "－": "-", "–": "-", "٪": "%"})
 _NUMBER = re.compile(
     # Thousands, also in the groups of two of Indian English; else digits as they come. A minus counts where
-    # nothing is before it that it could subtract from.
-    r"(?<![\w.)])-?(?:\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3}(?!\d))?"
-    r"|(?:\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+    # nothing is before it that it could subtract from. Counts are bounded, so that no answer takes long.
+    r"(?<![\w.)])-?(?:\d{1,3}(?:,\d{2,3}){0,6},\d{3}(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3}(?!\d))?"
+    r"|(?:\d{1,3}(?:,\d{2,3}){0,6},\d{3}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 )
 LONGEST = 100_000
 """Characters of an answer that are looked at, from its end."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chabok.measure.endpoint import Endpoint
-from chabok.measure.failures import MeasureError, StatusError
+from chabok.measure.failures import ExchangeError, MeasureError, StatusError
 from chabok.measure.http import Client
 from chabok.measure.wire import dialect_named
 
@@ -50,6 +50,10 @@ async def rate(
         if error.status in (400, 404, 405, 422, 501):
             raise UnratedError(f"{endpoint.origin} does not rate a given text: {error}") from None
         raise
+    except ExchangeError:
+        raise
+    except MeasureError as error:  # what came is no JSON
+        raise UnratedError(f"{endpoint.origin} does not rate a given text: {error}") from None
     try:
         choices = sorted(found["choices"], key=lambda choice: int(choice["index"]))
         if len(choices) != len(continuations):

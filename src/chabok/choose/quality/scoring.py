@@ -10,9 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chabok.choose.quality import pattern
-from chabok.choose.quality.normalise import ascii_digits, last_number, normal, words
+from chabok.choose.quality.normalise import LONGEST, ascii_digits, last_number, normal, words
 from chabok.choose.quality.questions import Question
 from chabok.choose.quality.schema import Schema
+
+# Repetitions are bounded, so that no answer takes long.
+_SAID = (
+    r"(?:answer|choice|option|antwort|réponse|respuesta|پاسخ|جواب|گزینه|उत्तर)"
+    r"\W{0,9}(?:is|ist|est|es|:)?[\W_]{0,9}"
+)
+_GOES_ON = re.compile(r"\s{1,9}(?!or\b|and\b|because\b|since\b|as\b)[a-z]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ def chosen(answer: str, labels: Sequence[str], choices: Sequence[str]) -> int | 
     In this order: the answer is a label ("B", "(b)", "B. green"), is the text of a choice, says "answer is B"
     or the like, has just one label as a capital letter of its own, or has the text of just one choice.
     """
-    text = ascii_digits(unicodedata.normalize("NFKC", answer)).strip()
+    text = ascii_digits(unicodedata.normalize("NFKC", answer[-LONGEST:])).strip()
     for tag in ("</think>", "</thinking>"):
         text = text.rpartition(tag)[2].strip() or text
     whole = normal(text)
@@ -75,19 +82,13 @@ def chosen(answer: str, labels: Sequence[str], choices: Sequence[str]) -> int | 
     texts = [normal(choice) for choice in choices]
     if texts.count(whole) == 1:
         return texts.index(whole)
-    begins = re.match(rf"[\W_]*({marks})(?=[\s]*[.):\]*،:]|\s*\n|\s*$)", text)
+    begins = re.match(rf"[\W_]{{0,20}}({marks})(?=\s{{0,9}}[.):\]*،:]|\s{{0,9}}$)", text)
     if begins:
         return plain.index(normal(begins.group(1)))
-    said = re.findall(
-        rf"(?:answer|choice|option|antwort|réponse|respuesta|پاسخ|جواب|گزینه|उत्तर)\W*(?:is|ist|est|es|:)?[\W_]*({marks})(?![\w])",
-        text,
-        re.IGNORECASE,
-    )
-    named = {plain.index(normal(each)) for each in said}
+    named = {plain.index(normal(each)) for each in _labels(_SAID + rf"({marks})(?![\w])", text)}
     if len(named) == 1:
         return named.pop()
-    # "A" is an article, too: only where it is not followed by a word.
-    alone = re.findall(rf"(?<![\w'’])({marks})(?![\w'’])(?!\s+(?!or\b|and\b)[a-z])", text)
+    alone = _labels(rf"(?<![\w'’])({marks})(?![\w'’])", text, 0)
     named = {plain.index(normal(each)) for each in alone}
     if len(named) == 1:
         return named.pop()
@@ -97,6 +98,16 @@ def chosen(answer: str, labels: Sequence[str], choices: Sequence[str]) -> int | 
         p for p in held if not any(p != q and texts[p] in texts[q] and texts[p] != texts[q] for q in held)
     ]
     return held[0] if len(held) == 1 else None
+
+
+def _labels(search: str, text: str, flags: int = re.IGNORECASE) -> list[str]:
+    """The labels that a pattern finds. "A" and "I" are words, too: they count where no sentence goes on."""
+    found = re.finditer(search, text, flags)
+    return [
+        match.group(1)
+        for match in found
+        if match.group(1) not in ("A", "a", "I", "i") or not _GOES_ON.match(text, match.end())
+    ]
 
 
 def _json(question: Question, answer: str) -> Verdict:
