@@ -105,7 +105,7 @@ class ColdReport:
         }
 
     def _repr_html_(self) -> str:
-        from chabok.choose.figures import table
+        from chabok.choose.sheet import table
         from chabok.measure.report.numbers import seconds
 
         names = list(dict.fromkeys(name for each in self.starts for name in each.stages))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from chabok.choose.turn import Step
@@ -60,6 +61,15 @@ class Measured:
             "prompt_token_s": self.prompt_token_s,
             "token_s": self.token_s,
         }
+
+    @classmethod
+    def read_all(cls, path: str | os.PathLike[str]) -> list[Measured]:
+        """As ``read``; of the folder of a comparison (``chabok compare``), all its members."""
+        runs = sorted(Path(path).glob("*/speed.jsonl")) if Path(path).is_dir() else []
+        own = Path(path) / "speed.jsonl"
+        if own.exists():
+            runs = [own]
+        return [cls.read(run) for run in runs] if runs else [cls.read(path)]
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Measured:

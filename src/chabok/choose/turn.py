@@ -256,13 +256,13 @@ class TurnReport:
         }
 
     def _repr_html_(self) -> str:
-        from chabok.choose.figures import notebook
+        from chabok.choose.sheet import notebook
         from chabok.choose.turn_charts import charts
 
         return notebook(charts(self))
 
     def _repr_svg_(self) -> str:
-        from chabok.choose.figures import alone
+        from chabok.choose.sheet import alone
         from chabok.choose.turn_charts import curve
 
         return alone(curve(self).svg)

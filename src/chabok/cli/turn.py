@@ -23,14 +23,14 @@ _LETTERS = {"prefill": "▒", "reasoning": "▓", "answer": "█", "model": "█
 
 def main(arguments: list[str]) -> int:
     """Run the command; the exit code."""
-    from chabok.choose.figures import alone, page
+    from chabok.choose.sheet import alone, page
     from chabok.choose.swap import Measured
     from chabok.choose.turn import FACTORS, Threshold, examine
     from chabok.choose.turn_charts import charts, curve
 
     found = parser().parse_args(arguments)
     turn = _turn(found)
-    models = [Measured.read(path) for path in found.swap]
+    models = [model for path in found.swap for model in Measured.read_all(path)]
     threshold = Threshold(found.felt_share / 100, found.felt_ms / 1000)
     report = examine(turn, _factors(found.times) or FACTORS, models=models, threshold=threshold)
     if found.json:
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     few.add_argument("--idle", type=_seconds, default=0.0, metavar="S", help="nothing runs")
     add("--times", metavar="F,F", help="model speeds to show, as times today's (1,2,5,10)")
     add("--swap", action="append", default=[], metavar="RUN",
-        help="put a measured model in place: a run that `chabok bench` saved; may be repeated")  # fmt: skip
+        help="put measured models in place: what `chabok bench` or `chabok compare` saved; repeatable")  # fmt: skip
     add("--felt-share", type=_seconds, default=5.0, metavar="PERCENT",
         help="a doubling that saves less of the turn is not felt (5)")  # fmt: skip
     add("--felt-ms", type=_seconds, default=100.0, metavar="MS", help="nor one that saves less time (100)")
