@@ -198,3 +198,23 @@ def test_a_failure_of_the_application_is_recorded_with_its_kind() -> None:
         asyncio.run(Watch(app, [Observer()])(scope, nothing, send))
     assert ended[0].error == "ValueError"
     assert ended[0].client == "local"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "level"),
+    [
+        ("/v1/chat/completions", 200, "INFO"),
+        ("/v1/chat/completions", 500, "ERROR"),
+        ("/v1/chat/completions", 503, "WARNING"),
+        ("/v1/chat/completions", 504, "WARNING"),
+        ("/ready", 503, "INFO"),
+    ],
+)
+def test_only_what_failed_is_logged_as_an_error(
+    caplog: pytest.LogCaptureFixture, path: str, status: int, level: str
+) -> None:
+    one = record()
+    one.path, one.status = path, status
+    with caplog.at_level(logging.INFO):
+        RequestLog().ended(one)
+    assert [line.levelname for line in caplog.records] == [level]

@@ -38,6 +38,8 @@ class RequestLog:
         if record.path.startswith(QUIET) and record.status < 500:
             return
         level = logging.ERROR if record.status >= 500 else logging.INFO
+        if record.status in (503, 504):  # not yet, not any more, or not in time: nothing failed
+            level = logging.INFO if record.path.startswith(QUIET) else logging.WARNING
         self._log.log(level, "request", extra={"fields": fields(record)})
 
 
