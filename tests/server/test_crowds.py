@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -66,9 +67,13 @@ class Streams:
 
 
 async def all_at_once(url: str, asked: list[dict[str, Any]]) -> list[httpx.Response]:
+    return await sent_at_once([(url, json.dumps(body).encode()) for body in asked])
+
+
+async def sent_at_once(asked: list[tuple[str, bytes]]) -> list[httpx.Response]:
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(limits=limits, timeout=120) as client:
-        return await asyncio.gather(*(client.post(url, json=body) for body in asked))
+    async with httpx.AsyncClient(limits=limits, timeout=300) as client:
+        return await asyncio.gather(*(client.post(url, content=data) for url, data in asked))
 
 
 @pytest.mark.wide
@@ -174,6 +179,24 @@ def test_bodies_and_grammars_made_to_take_long_hold_nobody_up(tmp_path: Path) ->
         for path, data in heavy.values():
             server.post(path, data)
         assert server.rss - once < 50e6
+        server.unharmed()
+
+
+@pytest.mark.wide
+def test_many_of_them_at_once_do_not_either(tmp_path: Path) -> None:
+    with serving(tmp_path / "cache", "--kv-memory", "64MB") as server:
+        formed = [
+            {"messages": HI, "max_tokens": 150, "temperature": 1, "response_format": f} for f in FORMATS
+        ]
+        heavy = [(server.address + path, data) for path, data in bodies().values()]
+        for asked in ([(server.address + CHAT, json.dumps(body).encode()) for body in formed * 3], heavy * 2):
+            streams = Streams(server, [greedy("calm", 3900, ignore_eos=True)]).begun()
+            started = time.monotonic()
+            answers = asyncio.run(sent_at_once(asked))
+            print(f"worst gap {streams.worst_gap(started) * 1000:.0f} ms")
+            assert {answer.status_code for answer in answers} <= {200, 400, 413}
+            assert streams.worst_gap(started) < 2.5
+            streams.join()
         server.unharmed()
 
 

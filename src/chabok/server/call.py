@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from contextvars import copy_context
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Struct)
 R = TypeVar("R")
+
+_threads = ThreadPoolExecutor(2, "chabok-bodies")
+"""Few: each of them takes its share of the interpreter from all streams, and memory for its body."""
 
 Handler = Callable[["Call"], Awaitable[None]]
 
@@ -72,7 +78,9 @@ class Call(Request):
         clients' streams go on.
         """
         if self.large:
-            return await asyncio.to_thread(function, *arguments)
+            # With the context, which knows who asks.
+            run = partial(copy_context().run, function, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(_threads, run)
         return function(*arguments)
 
     async def json(  # type: ignore[override]
