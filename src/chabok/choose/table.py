@@ -70,7 +70,8 @@ def remarks(found: Comparison) -> list[str]:
             lines.append(
                 f"{member.label}: {made.failed} questions could not be asked; they count neither way"
             )
-        lines += [f"{member.label}: unknown {each}" for each in member.missing]
+        if not member.failure:  # it says enough
+            lines += [f"{member.label}: unknown {each}" for each in member.missing]
     methods = {tuple(sorted(m.quality.methods)) for m in found.members if m.quality is not None}
     if len(methods) > 1:
         lines.append(
