@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     few.add_argument("--idle", type=_seconds, default=0.0, metavar="S", help="nothing runs")
     add("--times", metavar="F,F", help="model speeds to show, as times today's (1,2,5,10)")
     add("--swap", action="append", default=[], metavar="RUN",
-        help="put measured models in place: what `chabok bench` or `chabok compare` saved; repeatable")  # fmt: skip
+        help="put in place what `chabok bench` or `chabok compare` measured; repeatable")  # fmt: skip
     add("--felt-share", type=_seconds, default=5.0, metavar="PERCENT",
         help="a doubling that saves less of the turn is not felt (5)")  # fmt: skip
     add("--felt-ms", type=_seconds, default=100.0, metavar="MS", help="nor one that saves less time (100)")
