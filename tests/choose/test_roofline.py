@@ -70,6 +70,7 @@ def test_twice_the_bandwidth_is_twice_the_ceiling_of_generation() -> None:
     doubled = what_if(shape("llama3.1:8b"), MACHINE, WhatIf.of("bandwidth=2x"))
     assert doubled.generation.ceiling == pytest.approx(2 * base.generation.ceiling)
     assert doubled.prefill.ceiling == base.prefill.ceiling
+    assert "bandwidth=2x" in doubled._repr_html_()
 
 
 def test_a_mixture_of_experts_outruns_a_dense_model_of_its_size() -> None:

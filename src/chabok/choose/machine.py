@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from chabok.choose.roofline import Machine
 
 READ_BYTES = 256 << 20
+CALM = 0.8
 GENERATED = 48
 """Tokens that are generated to measure a pace."""
 
@@ -36,17 +37,25 @@ def measure_machine(threads: int | None = None, *, rounds: int = 5) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What a model reached here: tokens/s of one answer and of reading a prompt; medians of token gaps, best
-    of some prompts. disturbed: slowest tenth of gaps against the median; above 1.5 others were at work."""
+    """What a model reached here: tokens/s of one answer and of reading a prompt.
+
+    Medians of the gaps between tokens, best of some prompts. cpu_share: of its cores, what this process got
+    meanwhile; its threads wait by spinning, so less than ``CALM`` means that others were at work.
+    """
 
     tokens_per_s: float
     prompt_tokens_per_s: float
     first_token_s: float
-    disturbed: float
+    cpu_share: float
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others had a part of the cores."""
+        return self.cpu_share < CALM
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 def measure_model(
@@ -56,6 +65,7 @@ def measure_model(
     import numpy as np
 
     from chabok import LLM, SamplingParams
+    from chabok.compute.pool import usable_cores
 
     room = max(prompt, context) + GENERATED + 2
     with LLM(path, context=room, threads=threads) as llm:
@@ -67,6 +77,7 @@ def measure_model(
             return [int(words[i]) for i in rng.integers(0, len(words), n)]
 
         llm.generate(fresh(8), SamplingParams(max_tokens=4, ignore_eos=True))
+        began, used = perf_counter(), process_time()
         prefill = [llm.generate(fresh(prompt), SamplingParams(max_tokens=1)).timings for _ in range(3)]
         gaps: list[float] = []
         with llm.stream(fresh(context), SamplingParams(max_tokens=GENERATED, ignore_eos=True)) as stream:
@@ -76,10 +87,9 @@ def measure_model(
                 if before is not None:
                     gaps.append(now - before)
                 before = now
+        share = (process_time() - used) / (perf_counter() - began) / (threads or usable_cores())
     best = min(timings.prefill_s for timings in prefill)
-    middle = median(gaps)
-    slow = sorted(gaps)[int(len(gaps) * 0.9)]
-    return Reached(1 / middle, prompt / best, min(t.first_token_s for t in prefill), slow / middle)
+    return Reached(1 / median(gaps), prompt / best, min(t.first_token_s for t in prefill), share)
 
 
 _TEXT = (

@@ -59,7 +59,8 @@ class Efficiency:
 
 MEASURED = {"avx512": Efficiency(), "avx2": Efficiency(unpack=0.145, product=0.81, element=140.0, floats=2.0)}
 """By instruction set; fitted to ``benchmarks/peers.json`` and the peaks of that machine.
-``benchmarks/roofline.py`` holds them against what is measured."""
+``benchmarks/roofline.py`` holds them against what is measured. Other instruction sets, which nobody measured,
+are taken for the first."""
 FEW = 5
 """Sequences up to which a step streams its weights past all rows at once."""
 
@@ -101,6 +102,17 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        from chabok.choose.sheet import table
+        from chabok.measure.report.numbers import number
+
+        rows = [
+            [each.name, number(each.ceiling), number(each.attainable), number(each.reached), each.limit]
+            for each in (self.generation, self.prefill)
+        ]
+        title = f"{self.model} {self.label}".strip()
+        return table([title, "ceiling, tok/s", "attainable", "reached", "limited by"], rows)
 
 
 def predict(

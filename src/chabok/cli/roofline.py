@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ def main(arguments: list[str]) -> int:
         if found.bandwidth or found.compute:
             raise RequestError("of a machine that is not this one, give both --bandwidth and --compute")
         machine = measure_machine(found.threads)
+        _note_others(machine)
     sizes = {"context": found.context, "prompt": found.prompt}
     if shape is None:
         if others:
@@ -112,6 +114,14 @@ def _positive(text: str) -> float:
     return value
 
 
+def _note_others(machine: Machine) -> None:
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > machine.threads * 0.75:
+        note(
+            f"about {load:.0f} programs want the {machine.threads} cores just now; when calm, the machine is faster"
+        )
+
+
 def _product(values: Sequence[float] | object) -> float:
     import math
 
@@ -158,8 +168,8 @@ def _show(machine: Machine, rows: Sequence[Prediction], reached: Reached | None)
                 first,
             )
     out.print(table)
-    if reached is not None and reached.disturbed > 1.5:
-        note("other programs were at work while this was measured; what is reached is likely more")
+    if reached is not None and reached.disturbed:
+        note("other programs used the cores while this was measured; calm, more is reached")
 
 
 def _survey(machine: Machine, found: Sequence[Prediction], as_json: bool) -> int:
