@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.measure.formats import Answer, Said, openai_chat
-from tests.measure.scripted import Script, ScriptedServer
+from tests.measure.scripted import Script, ScriptedServer, Step
 
 from chabok.choose import Contestant, Limit, compare, conclude, front
 from chabok.choose.contest import distinct
@@ -303,3 +303,35 @@ def test_the_command_ends_in_sentences_a_table_a_chart_and_a_page(
     assert "<svg" in page
     assert "http://www.w3.org" not in page or "src=" not in page
     assert json.loads((folder / "compare.json").read_text())["best"] == "a"
+
+
+def test_questions_that_changed_are_not_mixed_up(
+    server: ScriptedServer, tmp_path: Path, questions: str
+) -> None:
+    compare(end(server, said("3")), folder=tmp_path / "out", prompts=["a"], evals=[questions], limit=1)
+    Path(questions).write_text(json.dumps({"prompt": "another", "exact": "x"}) + "\n")
+    with pytest.raises(ChabokError, match="questions were changed"):
+        conclude(tmp_path / "out")
+
+
+def test_what_a_server_says_is_harmless_on_the_page_and_in_a_notebook(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    evil = "<script>alert(1)</script>"
+    refusal = Script(
+        [Step(0, json.dumps({"error": {"message": evil}}).encode())],
+        404,
+        {"Content-Type": "application/json"},
+    )
+    found = compare(
+        "bad=" + end(server, refusal),
+        "a=" + end(server, said("one two")),
+        "b=" + end(server, said("three four")),
+        folder=tmp_path / "out",
+        prompts=[evil],
+    )
+    assert evil in found["bad"].failure
+    for page in (found.to_html(), found._repr_html_(), found.figure()):
+        assert evil not in page
+    assert "<svg xmlns=" in found.figure()
+    assert json.loads(json.dumps(found.to_dict()))["members"][0]["failure"] == found["bad"].failure

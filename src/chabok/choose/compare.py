@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from chabok.choose.contest import FOLDER, Contestant, Place, Plan, State, distinct
+from chabok.choose.contest import FOLDER, Contestant, Place, Plan, State, digests, distinct
 from chabok.choose.member import Member, member_of
 from chabok.choose.pareto import Limit, front
 from chabok.choose.quality.asking import Method
@@ -125,6 +125,7 @@ def compare(
     if prompts is not None:
         plan.prompts = list(prompts)
     plan.evals = [str(Path(each).resolve()) if Path(each).is_file() else each for each in plan.evals]
+    plan.digests = digests(plan.evals)
     limits = [each if isinstance(each, Limit) else Limit.of(each) for each in budget]
     plan.sets()  # what is wrong with them is said before anything is loaded
     path = prepare(plan, folder)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,13 +92,15 @@ def distinct(contestants: list[Contestant]) -> list[Contestant]:
 class Plan:
     """What is asked of everyone. prompts: of the speed part. output_tokens: most of an answer there.
 
-    evals: files or names of sets. limit: questions of each, drawn by the seed. method: how choices are read.
+    evals: files or names of sets; digests: of the files, so that a changed one is not mixed up. limit:
+    questions of each, drawn by the seed. method: how choices are read.
     """
 
     contestants: list[Contestant]
     prompts: list[str] = field(default_factory=lambda: list(EVERYDAY))
     output_tokens: int = 256
     evals: list[str] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
     limit: int | None = None
     method: Method = "auto"
     seed: int = 0
@@ -109,6 +112,10 @@ class Plan:
 
     def sets(self) -> list[Questions]:
         """The questions, set by set. ChabokError: there is no such file or set."""
+        if self.digests and self.digests != digests(self.evals):
+            raise ChabokError(
+                "the questions were changed since the comparison began; compare in another folder"
+            )
         found = [read_set(name) if is_set(name) else read_questions(name) for name in self.evals]
         return [each.some(self.limit, self.seed) for each in found]
 
@@ -133,6 +140,12 @@ class Plan:
         """Empty if a comparison of the other can be gone on with as this; else the name of what differs."""
         mine, others = asdict(self), asdict(other)
         return next((name for name in mine if mine[name] != others[name]), "")
+
+
+def digests(evals: list[str]) -> list[str]:
+    """SHA-256 of each file of questions; empty for sets by name, and for files that are not there."""
+    files = [Path(each) for each in evals]
+    return [sha256(path.read_bytes()).hexdigest() if path.is_file() else "" for path in files]
 
 
 def prompts_of(path: str | os.PathLike[str]) -> list[str]:

@@ -20,10 +20,11 @@ from chabok.measure.timeline import Timeline
 class Quality:
     """Shares of right answers.
 
-    asked: questions that could be asked. right: of these. share, interval: right / asked, and its 95 % Wilson
-    interval. unread: answers in which nothing could be read, counted as wrong. failed: questions that could
-    not be asked, which count neither way. methods: how many questions by which. plain, normalised: of rated
-    choices, the share by plain log probability and by that per character. sets: name -> (right, asked).
+    asked: questions that could be asked. right: of these. share, interval: right / asked, and its 95 %
+    Wilson interval. unread: answers in which nothing could be read, counted as wrong. failed: questions
+    that could not be asked, which count neither way. cut: wrong answers that the limit of tokens ended.
+    methods: how many questions by which. plain, normalised: of rated choices, the share by plain log
+    probability and by that per character. sets: name -> (right, asked).
     """
 
     asked: int
@@ -32,6 +33,7 @@ class Quality:
     interval: Interval
     unread: int = 0
     failed: int = 0
+    cut: int = 0
     methods: dict[str, int] = field(default_factory=dict)
     plain: float | None = None
     normalised: float | None = None
@@ -58,6 +60,7 @@ class Quality:
             wilson(right, len(good)),
             sum(not each.answered for each in good),
             len(answers) - len(good),
+            sum(each.method == "text" and each.finish == "length" and not each.right for each in good),
             methods,
             sum(bool(each.right_plain) for each in rated) / len(rated) if rated else None,
             sum(bool(each.right_normalised) for each in rated) / len(rated) if rated else None,

@@ -66,6 +66,8 @@ def remarks(found: Comparison) -> list[str]:
             lines.append(
                 f"{member.label}: nothing could be read from {made.unread} of {made.asked} answers (wrong)"
             )
+        if made is not None and made.cut:
+            lines.append(f"{member.label}: {made.cut} wrong answers were cut off at their limit of tokens")
         if made is not None and made.failed:
             lines.append(
                 f"{member.label}: {made.failed} questions could not be asked; they count neither way"
