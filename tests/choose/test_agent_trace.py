@@ -221,3 +221,30 @@ def test_stages_are_estimated_from_tokens_where_enough_calls_tell_them() -> None
     assert all(step.estimated for step in turn.steps)
     for step, (prompt, _) in zip(turn.steps, calls):
         assert step.prefill_s == pytest.approx(prompt * 0.001, rel=1e-6)
+
+
+NAMES = (
+    *("kind", "seconds", "start", "end", "after", "id", "prompt_tokens", "output_tokens", "reasoning_tokens"),
+    *("first_token_s", "spanId", "traceId", "parentSpanId", "startTimeUnixNano", "endTimeUnixNano"),
+    *("attributes", "context", "resourceSpans"),
+)
+ODD = (None, True, 0, -1, 2.5, 1e300, 10**30, "", "5", "model", "tool", [], ["a"], [None], {}, {"a": 1},
+       [{"key": "gen_ai.operation.name", "value": {}}], [{"value": {"intValue": "x"}}])  # fmt: skip
+CHANGES = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(ODD), max_size=5)
+
+
+@given(st.lists(CHANGES, min_size=1, max_size=3))
+def test_whatever_a_file_holds_it_is_read_or_refused(steps: list[dict[str, Any]]) -> None:
+    try:
+        turn = parse_turn(lines(*steps))
+    except MeasureError:
+        return
+    assert 0 <= turn.seconds() < float("inf")
+
+
+@given(CHANGES, st.integers(0, 4))
+def test_a_span_with_anything_in_it_leaves_the_others_alone(changes: dict[str, Any], place: int) -> None:
+    spans = [dict(each) for each in AGENT]
+    spans[place] |= changes
+    turn = parse_turn(document(*spans))
+    assert 0 <= turn.seconds() < float("inf")

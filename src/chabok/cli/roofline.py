@@ -117,9 +117,7 @@ def _positive(text: str) -> float:
 def _note_others(machine: Machine) -> None:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load > machine.threads * 0.75:
-        note(
-            f"about {load:.0f} programs want the {machine.threads} cores just now; when calm, the machine is faster"
-        )
+        note(f"about {load:.0f} programs want the {machine.threads} cores; when calm, it is faster")
 
 
 def _product(values: Sequence[float] | object) -> float:
