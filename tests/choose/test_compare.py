@@ -18,7 +18,8 @@ from tests.measure.formats import Answer, Said, openai_chat
 from tests.measure.scripted import Script, ScriptedServer, Step
 
 from chabok.choose import Contestant, Limit, compare, conclude, front
-from chabok.choose.contest import distinct
+from chabok.choose.compare import measure
+from chabok.choose.contest import Place, State, distinct
 from chabok.choose.pareto import dominates
 from chabok.cli.main import main
 from chabok.errors import ChabokError
@@ -310,8 +311,14 @@ def test_questions_that_changed_are_not_mixed_up(
 ) -> None:
     compare(end(server, said("3")), folder=tmp_path / "out", prompts=["a"], evals=[questions], limit=1)
     Path(questions).write_text(json.dumps({"prompt": "another", "exact": "x"}) + "\n")
+    found = conclude(tmp_path / "out")
+    assert found.members[0].quality is not None
+    assert any("questions were changed" in note for note in found.notes)
+    plan = found.plan
+    place = Place(tmp_path / "out", 0, plan.contestants[0])
+    place.keep(State(speed_done=True))
     with pytest.raises(ChabokError, match="questions were changed"):
-        conclude(tmp_path / "out")
+        measure(plan, tmp_path / "out", {}, lambda *_: None)
 
 
 def test_what_a_server_says_is_harmless_on_the_page_and_in_a_notebook(

@@ -30,6 +30,13 @@ AXES = (("answer_s", "time to the whole answer", 1), ("cost", "cost", 1), ("shar
 """What the Pareto front is about: attribute, name, and 1 where less is better."""
 
 
+_NAMES = {
+    "digests": "content of the questions",
+    "contestants": "list of targets",
+    "evals": "list of questions",
+}
+
+
 @dataclass(slots=True)
 class Comparison:
     """What was found.
@@ -146,8 +153,9 @@ def prepare(plan: Plan, folder: str | Path | None) -> Path:
     path = Path(folder)
     if (path / "plan.json").exists():
         if other := plan.same_work(Plan.read(path)):
+            name = _NAMES.get(other, other.replace("_", " "))
             raise ChabokError(
-                f"{path} holds a comparison with another {other.replace('_', ' ')}; name another folder, or "
+                f"{path} holds a comparison with another {name}; name another folder, or "
                 "go on with that one by --resume"
             )
         return path
@@ -158,13 +166,20 @@ def prepare(plan: Plan, folder: str | Path | None) -> Path:
     return path
 
 
+def pending(plan: Plan, folder: Path) -> list[tuple[int, Place]]:
+    """Who is not measured yet, or not whole, with the place in the plan. ChabokError: someone is, and the
+    questions cannot be read, or were changed."""
+    places = [(number, Place(folder, number, each)) for number, each in enumerate(plan.contestants)]
+    found = [(number, place) for number, place in places if not place.over]
+    if found:
+        plan.sets()
+    return found
+
+
 def measure(plan: Plan, folder: Path, options: Mapping[str, Mapping[str, Any]], progress: Progress) -> bool:
     """Measure what is not measured yet; whether it was interrupted."""
-    for number, contestant in enumerate(plan.contestants):
-        place = Place(folder, number, contestant)
-        state = place.state()
-        if contestant.kind == "run" or (state.speed_done and state.quality_done and not state.failure):
-            continue
+    for number, place in pending(plan, folder):
+        contestant = place.contestant
         told = {**options.get("", {}), **options.get(contestant.label, {})}
         command = [sys.executable, "-m", "chabok.choose.worker", str(folder), str(number)]
         with subprocess.Popen(
@@ -255,7 +270,10 @@ def conclude(
     ]
     found = Comparison(str(folder), members, plan)
     found.complete = all(member.complete and not member.failure for member in members)
-    found.broken = [line for each in plan.sets() for line in each.broken]
+    try:
+        found.broken = [line for each in plan.sets() for line in each.broken]
+    except ChabokError as error:  # what was answered is on disk all the same
+        found.notes.append(f"the questions themselves cannot be looked at: {error}")
     _front(found)
     found.pairs = _pairs(places, members, plan.seed)
     _spend(found, budget)

@@ -205,6 +205,13 @@ class Place:
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return State()
 
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to measure."""
+        state = self.state()
+        done = state.speed_done and state.quality_done and not state.failure
+        return self.contestant.kind == "run" or done
+
     def keep(self, state: State) -> None:
         """Write what is known, whole or not at all."""
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from chabok import bands
 from chabok.choose.contest import Contestant, Place, Plan
 from chabok.choose.quality.asking import Answered
 from chabok.choose.quality.statistics import wilson
+from chabok.errors import ChabokError
 from chabok.measure.cost import Price, cost
 from chabok.measure.failures import MeasureError
 from chabok.measure.report import Level, recompute
@@ -134,8 +135,11 @@ def member_of(place: Place, plan: Plan, price: Price | None, memory: int | None 
         )
     _speed(found, place, plan, price)
     answers = place.answers()
-    if contestant.kind == "run" and plan.evals:
-        wanted = {(each.name, question.id) for each in plan.sets() for question in each}
+    if contestant.kind == "run" and plan.evals and answers:
+        try:
+            wanted = {(each.name, question.id) for each in plan.sets() for question in each}
+        except ChabokError:  # the comparison says so; which of these answers are to the same questions?
+            wanted = set()
         answers = [each for each in answers if (each.set, each.question) in wanted]
     found.quality = Quality.of(answers)
     if found.quality is not None:

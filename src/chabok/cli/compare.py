@@ -37,7 +37,6 @@ def main(arguments: list[str]) -> int:
                 raise RequestError("--resume goes on with what is in the folder; name no targets beside it")
             plan = Plan.read(found.resume)
             _known(plan.contestants, prices, memory, options)
-            plan.sets()
             stopped = measure(plan, found.resume, options, live.tell)
             result = conclude(found.resume, budget, prices, memory)
             result.complete &= not stopped
