@@ -15,7 +15,7 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from chabok.cli.params import Parser, whole
+from chabok.cli.params import Parser, positive, whole
 from chabok.cli.terminal import console, note
 from chabok.errors import RequestError
 
@@ -60,11 +60,11 @@ def parser() -> argparse.ArgumentParser:
     add("--header", action="append", default=[], metavar="NAME:VALUE", help="sent with each request")
     add("--extra", action="append", default=[], metavar="FIELD=JSON", help="added to each request's body")
     add("--insecure", action="store_true", help="accept any TLS certificate")
-    add("--timeout", type=_number, default=900.0, metavar="S", help="longest time for one answer (900)")
+    add("--timeout", type=positive, default=900.0, metavar="S", help="longest time for one answer (900)")
     length = made.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help="about 20 seconds")
     length.add_argument("--thorough", action="store_true", help="about 5 minutes")
-    length.add_argument("--seconds", type=_number, metavar="S", help="about so long; of each load, if given")
+    length.add_argument("--seconds", type=positive, metavar="S", help="about so long; of each load, if given")
     load = made.add_argument_group("loads (default: one user, then more and more up to the knee)")
     load.add_argument("--users", metavar="N,N", help="just so many at once, one load after the other")
     load.add_argument("--rate", metavar="R,R", help="requests per second, due whether or not earlier ended")
@@ -95,9 +95,9 @@ def parser() -> argparse.ArgumentParser:
     text.add_argument("--natural-end", action="store_true", help="let answers end where the model ends them")
     text.add_argument("--seed", type=whole, help="the same seed makes the same prompts and arrivals")
     price = made.add_argument_group("cost")
-    price.add_argument("--per-hour", type=_number, metavar="PRICE", help="of the machine")
-    price.add_argument("--watts", type=_number, help="the machine draws under load, with --per-kwh")
-    price.add_argument("--per-kwh", type=_number, metavar="PRICE", help="the tariff of electricity")
+    price.add_argument("--per-hour", type=positive, metavar="PRICE", help="of the machine")
+    price.add_argument("--watts", type=positive, help="the machine draws under load, with --per-kwh")
+    price.add_argument("--per-kwh", type=positive, metavar="PRICE", help="the tariff of electricity")
     price.add_argument("--price", metavar="NAME", help="an entry of a price list")
     price.add_argument("--prices", type=Path, metavar="FILE", help="a price list of one's own, as TOML")
     add(
@@ -106,16 +106,6 @@ def parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print the report as JSON")
     add("-q", "--quiet", action="store_true", help="no progress")
     return made
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
-    return value
 
 
 def _is_address(target: str) -> bool:

@@ -17,6 +17,17 @@ _LISTS = ("stop", "stop_token_ids", "logit_bias")
 _METAVARS = {"stop": "TEXT", "stop_token_ids": "ID", "logit_bias": "ID=NUMBER"}
 
 
+def positive(text: str) -> float:
+    """A number above 0, from the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
+    return value
+
+
 class Parser(argparse.ArgumentParser):
     """Answers a mistake with one line that names the remedy, as everything else here does."""
 

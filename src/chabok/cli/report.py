@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chabok.cli.params import Parser
+from chabok.cli.params import Parser, positive
 from chabok.cli.terminal import console
 from chabok.errors import RequestError
 
@@ -73,9 +73,9 @@ def add_run(made: argparse.ArgumentParser) -> None:
 def add_prices(made: argparse.ArgumentParser) -> None:
     """Add what costs are computed from."""
     price = made.add_argument_group("cost")
-    price.add_argument("--per-hour", type=_positive, metavar="PRICE", help="of the machine")
-    price.add_argument("--watts", type=_positive, help="the machine draws under load, with --per-kwh")
-    price.add_argument("--per-kwh", type=_positive, metavar="PRICE", help="the tariff of electricity")
+    price.add_argument("--per-hour", type=positive, metavar="PRICE", help="of the machine")
+    price.add_argument("--watts", type=positive, help="the machine draws under load, with --per-kwh")
+    price.add_argument("--per-kwh", type=positive, metavar="PRICE", help="the tariff of electricity")
     price.add_argument("--price", metavar="NAME", help="an entry of a price list")
     price.add_argument("--prices", type=Path, metavar="FILE", help="a price list of one's own, as TOML")
 
@@ -117,13 +117,3 @@ def written(run: Found, suffix: str) -> str:
         ".md": lambda: to_markdown(run.report),
     }
     return forms[suffix]()
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
-    return value

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from chabok.cli.params import Parser, whole
+from chabok.cli.params import Parser, positive, whole
 from chabok.cli.terminal import console, harmless, note
 from chabok.errors import RequestError
 
@@ -86,9 +86,9 @@ def parser() -> argparse.ArgumentParser:
     add("--threads", type=_count, metavar="N", help="to compute with")
     add("--no-measure", action="store_true", help="do not run the model, even if it is here")
     other = made.add_argument_group("another machine than this")
-    other.add_argument("--bandwidth", type=_positive, metavar="GB/S", help="its read bandwidth")
+    other.add_argument("--bandwidth", type=positive, metavar="GB/S", help="its read bandwidth")
     other.add_argument(
-        "--compute", type=_positive, metavar="G/S", help="its 10^9 multiply-adds of bytes per second"
+        "--compute", type=positive, metavar="G/S", help="its 10^9 multiply-adds of bytes per second"
     )
     other.add_argument(
         "--isa", default="avx512", choices=("avx512", "avx2"), help="its instructions (avx512)"
@@ -101,16 +101,6 @@ def _count(text: str) -> int:
     value = whole(text)
     if not 1 <= value <= 10_000_000:
         raise argparse.ArgumentTypeError(f"must be from 1 to 10000000, not {text}")
-    return value
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
     return value
 
 

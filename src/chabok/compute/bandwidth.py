@@ -24,6 +24,11 @@ def read_bandwidth(library: Library, threads: int, *, n_bytes: int = 512 << 20, 
     data[:: mmap.PAGESIZE] = 1  # untouched pages would all be the same page of zeros
     program = Program()
     program.step(Read(), data=data, pieces=n_bytes // PIECE, out=aligned(64 * threads))
+    return n_bytes // PIECE * PIECE / best_time(library, threads, program, rounds)
+
+
+def best_time(library: Library, threads: int, program: Program, rounds: int) -> float:
+    """Seconds of the fastest of some runs of a program, after one that does not count."""
     program.seal(library)
     pool = Pool(library, threads)
     try:
@@ -35,4 +40,4 @@ def read_bandwidth(library: Library, threads: int, *, n_bytes: int = 512 << 20, 
             best = min(best, time.perf_counter() - start)
     finally:
         pool.close()
-    return n_bytes // PIECE * PIECE / best
+    return best

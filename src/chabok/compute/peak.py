@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
+from chabok.compute.bandwidth import best_time
 from chabok.compute.kernels.dot import Dot
 from chabok.compute.kernels.probe import Multiply
 from chabok.compute.library import Library
 from chabok.compute.memory import aligned
-from chabok.compute.pool import Pool
 from chabok.compute.program import Program
 
 
@@ -25,15 +23,4 @@ def multiply_add_peak(library: Library, threads: int, *, pieces: int = 4000, rou
     x[:] = np.arange(len(x)) % 100
     program = Program()
     program.step(kernel, weights=weights, x=x, pieces=pieces, out=aligned(threads * rows * 2 * lanes * 4))
-    program.seal(library)
-    pool = Pool(library, threads)
-    try:
-        pool.run(program)
-        best = float("inf")
-        for _ in range(rounds):
-            start = time.perf_counter()
-            pool.run(program)
-            best = min(best, time.perf_counter() - start)
-    finally:
-        pool.close()
-    return pieces * kernel.multiply_adds(isa) / best
+    return pieces * kernel.multiply_adds(isa) / best_time(library, threads, program, rounds)
