@@ -125,6 +125,16 @@ def test_the_command_tells_of_another_machine_without_measuring(capsys: pytest.C
     assert "ceiling" in capsys.readouterr().out
 
 
+def test_a_model_here_is_measured_within_its_context(capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(FIXTURES / "llama.gguf")
+    with pytest.raises(RequestError, match="context is 512"):
+        main([model])
+    assert main([model, "--context", "64", "--prompt", "64", "--threads", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["reached"]["tokens_per_s"] == found["predictions"][0]["generation"]["reached"] > 0
+    assert found["machine"]["bandwidth"] > 1e6
+
+
 @pytest.mark.wide
 def test_predictions_are_within_15_percent_of_what_was_recorded() -> None:
     from tests.models import model_path

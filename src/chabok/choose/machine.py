@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
 from chabok.choose.roofline import Machine
+from chabok.errors import RequestError
 
 READ_BYTES = 256 << 20
 CALM = 0.8
@@ -61,13 +63,25 @@ class Reached:
 def measure_model(
     path: str | os.PathLike[str], *, prompt: int = 512, context: int = 512, threads: int | None = None
 ) -> Reached:
-    """Generate after a context, and read prompts nobody has read before; through the Python API."""
+    """Generate after a context, and read prompts nobody has read before; through the Python API.
+
+    RequestError: the model's context has no room for that.
+    """
     import numpy as np
 
     from chabok import LLM, SamplingParams
+    from chabok.checkpoints.gguf import GGUF
     from chabok.compute.pool import usable_cores
 
     room = max(prompt, context) + GENERATED + 2
+    gguf = GGUF.open(Path(path))
+    limit = gguf.get(f"{gguf.architecture}.context_length", int, room)
+    if room > limit:
+        raise RequestError(
+            f"the model's context is {limit} tokens: it can be measured with at most {limit - GENERATED - 2} of "
+            "context and of prompt (--context N --prompt N), or not at all (--no-measure)",
+            "context",
+        )
     with LLM(path, context=room, threads=threads) as llm:
         rng = np.random.default_rng(0)
         # Of any vocabulary the middle: neither special tokens nor single bytes.
