@@ -152,5 +152,6 @@ def test_a_server_is_found_out_and_measured_to_a_verdict(
         assert word in out
     (path,) = tmp_path.glob("*.json")
     report = json.loads(path.read_text())
-    assert [level["users"] for level in report["levels"]] == [1, 2]
+    # A busy machine may have no time left for two users.
+    assert [level["users"] for level in report["levels"]] in ([1], [1, 2])
     assert not any(level["summary"]["failed"] for level in report["levels"])
