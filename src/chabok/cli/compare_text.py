@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from chabok.choose.figure import text as chart
 from chabok.choose.table import Column, columns, methods, remarks
 from chabok.cli.terminal import harmless
+from chabok.measure.report.numbers import seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,6 +64,9 @@ def _table(found: Comparison, out: Console) -> None:
         if _width(found, shown) <= out.width:
             break
         shown = [column for column in shown if column.meaning != meaning]
+    if _width(found, shown) > out.width:  # without its interval, which the page and the data have
+        short = {"Answer": lambda member: seconds(member.answer_s)}
+        shown = [column._replace(text=short.get(column.heading, column.text)) for column in shown]
     for place, column in enumerate(shown):
         table.add_column(column.heading, justify="right" if place else "left", no_wrap=True)
     for member in found.members:
@@ -76,4 +80,4 @@ def _table(found: Comparison, out: Console) -> None:
 
 def _width(found: Comparison, shown: Sequence[Column]) -> int:
     cells = ([column.heading, *(column.text(member) for member in found.members)] for column in shown)
-    return sum(max(map(len, each)) + 2 for each in cells)
+    return sum(max(map(len, each)) + 2 for each in cells)  # the mark before each name is 2 wide, too
