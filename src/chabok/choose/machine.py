@@ -78,8 +78,8 @@ def measure_model(
     limit = gguf.get(f"{gguf.architecture}.context_length", int, room)
     if room > limit:
         raise RequestError(
-            f"the model's context is {limit} tokens: it can be measured with {limit - GENERATED - 2} of context "
-            "and prompt at most (--context N --prompt N), or not at all (--no-measure)",
+            f"the model's context is {limit} tokens: it can be measured with {limit - GENERATED - 2} at most "
+            "(--context N --prompt N), or not at all (--no-measure)",
             "context",
         )
     with LLM(path, context=room, threads=threads) as llm:
