@@ -48,6 +48,7 @@ WORDS = tuple(dict.fromkeys(_NOUNS.split()))
 
 ENOUGH = 32
 """Fewer one-token words than this do not make prompts that differ enough."""
+GOLDEN = (5**0.5 - 1) / 2
 PROBES = 48
 """Most requests that finding out the lengths may take."""
 PATIENCE_S = 10.0
@@ -105,11 +106,16 @@ class Lengths:
             raise MeasureError(f"{text!r}: a weight must be more than 0")
         return found, weight
 
-    def draw(self, chance: random.Random) -> int:
-        """A length."""
+    def draw(self, chance: random.Random, place: float | None = None) -> int:
+        """A length; ``place``: from 0 to 1, which of a mix it is (default: by chance)."""
         if self.mix:
-            (part,) = chance.choices([part for part, _ in self.mix], [weight for _, weight in self.mix])
-            return part.draw(chance)
+            left = chance.random() if place is None else place
+            left *= sum(weight for _, weight in self.mix)
+            for part, weight in self.mix:
+                left -= weight
+                if left < 0:
+                    return part.draw(chance)
+            return self.mix[-1][0].draw(chance)
         return self.low if self.low == self.high else chance.randint(self.low, self.high)
 
     def __str__(self) -> str:
@@ -168,7 +174,8 @@ class Synthetic:
     def __call__(self, number: int) -> Prompt:
         """Prompt ``number``."""
         chance = random.Random(f"{self.seed}:{number}")
-        tokens = self.prompt_tokens.draw(chance)
+        # Multiples of the golden ratio fill the range evenly: also a few prompts have the shares of a mix.
+        tokens = self.prompt_tokens.draw(chance, (number * GOLDEN + self.seed * GOLDEN**2) % 1)
         output = self.output_tokens.draw(chance)
         words = self.ruler.words
         per_word = self.ruler.per_word
