@@ -208,3 +208,8 @@ def test_quantization_is_read_from_names(name: str, expected: str | None) -> Non
 def test_what_cannot_be_a_model_is_said_to_be_none(name: str, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         sources.resolve(name)
+
+
+@pytest.mark.parametrize("name", ["qwen3:0.6b", "hf:owner/repo", "pypi:package==1.0"])
+def test_a_name_that_is_known_but_not_fetched_is_told_how_to_be_fetched(home: Path, name: str) -> None:
+    assert str(sources.unknown(name)) == f"{name} is not on this machine; `chabok pull {name}` fetches it"

@@ -108,6 +108,7 @@ def test_rates_are_open_loops(
         (["http://127.0.0.1:9", "--users", "x"], "--users takes"),
         (["http://127.0.0.1:9", "--users", "1", "--rate", "2"], "different loads"),
         (["http://127.0.0.1:9", "--requests", "5"], "belongs to"),
+        (["http://127.0.0.1:9", "--pattern", "bursty"], "--pattern belongs to"),
         (["http://127.0.0.1:9", "--watts", "5"], "belong together"),
         (["http://127.0.0.1:9", "--header", "x"], "NAME:VALUE"),
         (["http://127.0.0.1:9", "--extra", "x=y"], "FIELD=JSON"),

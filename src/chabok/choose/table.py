@@ -67,7 +67,7 @@ def remarks(found: Comparison) -> list[str]:
                 f"{member.label}: nothing could be read from {made.unread} of {made.asked} answers (wrong)"
             )
         if made is not None and made.cut:
-            lines.append(f"{member.label}: {made.cut} wrong answers were cut off at their limit of tokens")
+            lines.append(f"{member.label}: of the wrong answers, {made.cut} cut off at the limit of tokens")
         if made is not None and made.failed:
             lines.append(
                 f"{member.label}: {made.failed} questions could not be asked; they count neither way"

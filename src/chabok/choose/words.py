@@ -86,8 +86,9 @@ def _budget(found: Comparison) -> list[str]:
         if best.quality is not None
         else f"an answer in {numbers.seconds(best.answer_s)}"
     )
-    kind = "best quality" if best.quality is not None else "fastest; quality was not measured"
-    return [f"Within the budget ({told}): {best.label}, the {kind} that fits ({what})."]
+    kind = "best quality" if best.quality is not None else "fastest"
+    text = f"Within the budget ({told}): {best.label}, the {kind} that fits ({what})"
+    return [text + ("." if best.quality is not None else "; quality was not measured.")]
 
 
 def _best_answers(found: Comparison, members: list[Member]) -> list[str]:
@@ -104,7 +105,10 @@ def _best_answers(found: Comparison, members: list[Member]) -> list[str]:
     quicker = [
         m
         for m in equal
-        if m.answer_s is not None and best.answer_s is not None and m.answer_s < best.answer_s
+        if m.answer_s is not None
+        and best.answer_s is not None
+        and m.answer_s < best.answer_s
+        and m.label not in found.crossed
     ]
     said = [text]
     if equal:

@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         "--trace", type=Path, metavar="FILE", help="replay requests that once came, from JSON lines"
     )
     load.add_argument("--find-rate", action="store_true", help="look for the highest rate within the limits")
-    load.add_argument("--pattern", default="poisson", help="of rates: constant, poisson, or bursty")
+    load.add_argument("--pattern", help="of rates: constant, poisson (default), or bursty")
     load.add_argument("--requests", type=whole, metavar="N", help="end each load after so many")
     load.add_argument("--most-users", type=whole, default=64, metavar="N", help="look no further (64)")
     load.add_argument("--slo", action="append", default=[], metavar="LIMIT",
@@ -138,12 +138,15 @@ def _plan(found: argparse.Namespace, seed: int) -> Plan:
 
 
 def _loads(found: argparse.Namespace, seconds: float) -> tuple[Load, ...]:
-    from chabok.measure.schedule import Concurrent, Rate
+    from chabok.measure.schedule import Concurrent, Pattern, Rate
     from chabok.measure.trace import Trace
 
     requests = found.requests
     if sum(each is not None for each in (found.users, found.rate, found.ramp, found.trace)) > 1:
         raise RequestError("--users, --rate, --ramp and --trace are different loads; give one of them")
+    if found.pattern is not None and found.rate is None and found.ramp is None:
+        raise RequestError("--pattern belongs to --rate or --ramp")
+    pattern: Pattern = found.pattern or "poisson"
     ends: float | None = None if requests and not found.seconds else seconds
     if found.trace is not None:
         return (Trace.read(found.trace),)
@@ -156,10 +159,10 @@ def _loads(found: argparse.Namespace, seconds: float) -> tuple[Load, ...]:
         elif found.rate is not None:
             rates = [float(text) for text in found.rate.split(",")]
             each = ends if found.seconds or ends is None else seconds / len(rates)
-            loads += [Rate(rate, requests, each, found.pattern) for rate in rates]
+            loads += [Rate(rate, requests, each, pattern) for rate in rates]
         elif found.ramp is not None:
             low, high = (float(text) for text in found.ramp.split("-"))
-            loads.append(Rate(low, requests, seconds, found.pattern, until_per_s=high))
+            loads.append(Rate(low, requests, seconds, pattern, until_per_s=high))
     except ValueError:
         raise RequestError("--users takes 1,4,16; --rate 0.5,2; --ramp 1-10") from None
     if not loads and requests is not None:

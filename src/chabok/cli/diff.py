@@ -119,7 +119,7 @@ def _show(first: Found, run: Found, out: Console) -> None:
             table.add_row(*_cells(each), verdict, style=STYLES.get(verdict))
         out.print(table)
     out.print(
-        f"\nOf {compared} comparisons at 95 % about {max(compared * 0.05, 0):.0f} differ by chance alone. "
+        f"\nOf {compared} comparisons at 95 % about {compared * 0.05:.2g} differ by chance alone. "
         "Intervals tell the chance within the runs, not what else changed between them.",
         style="dim",
         highlight=False,

@@ -215,7 +215,8 @@ class FromFile:
             with open(path, encoding="utf-8") as file:
                 lines = [(number, line.strip()) for number, line in enumerate(file, 1) if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
-            raise MeasureError(f"{self.path}: prompts cannot be read: {error}") from None
+            why = error.strerror if isinstance(error, OSError) else error
+            raise MeasureError(f"{self.path}: prompts cannot be read: {why}") from None
         if not lines:
             raise MeasureError(f"{self.path}: there is no prompt; write one per line")
         jsonl = lines[0][1].startswith("{")

@@ -20,7 +20,7 @@ TIMES = {
     "e2e": "whole answer",
 }
 """Metrics that may be at most so long, and what they are called."""
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class Limit:
         if found[1] == "speed" and found[3]:
             raise MeasureError(f"{text!r}: speed is in tokens per second and has no unit; try speed=20")
         if found[1] != "speed":
+            if not found[3]:
+                raise MeasureError(f"{text!r}: the bound has no unit (us, ms, s); try {found[1]}=500ms")
             bound *= _UNITS[found[3]]
         if not bound > 0 or not 0 < percentile <= 100:
             raise MeasureError(f"{text!r}: the bound must be more than 0, the percentile in 1..100")

@@ -138,6 +138,8 @@ def read_questions(path: str | os.PathLike[str]) -> Questions:
 def _decoded(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"this is no JSON: {error.msg} (column {error.colno})") from None
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
         raise ValueError(f"this is no JSON: {error}") from None
     if not isinstance(found, dict):

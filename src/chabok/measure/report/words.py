@@ -24,6 +24,9 @@ def sentences(report: Report) -> list[tuple[str, str]]:
     if report.breakdown.bottleneck:
         found.append(("Bottleneck", report.breakdown.bottleneck))
     found += _probes(report)
+    most = report.fastest
+    if not found and most is not None and most.summary.throughput:
+        found.append(("Throughput", f"{number(most.summary.throughput)} tokens/s, with {most.load}"))
     if report.cost is not None:
         found.append(("Cost", costs(report.cost)))
     return found

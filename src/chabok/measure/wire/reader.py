@@ -188,7 +188,7 @@ def refused(status: int, headers: Mapping[str, str], body: bytes) -> StatusError
     """A status other than 2xx, in words."""
     said = error_in(body) or body[:200].decode("utf-8", "replace").strip().partition("\n")[0]
     remedy = {
-        400: "the endpoint does not take a parameter; --dialect or --extra may help",
+        400: "if it is a parameter that is not taken, --dialect or --extra may help",
         401: "give a key with --api-key or the environment",
         403: "this key may not do that",
         404: "is the model's name right (--model), and the URL?",
