@@ -108,7 +108,18 @@ def test_a_limit_is_read_with_its_unit(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "first token", "answer>2s", "quality<50%", "answer<2GB", "beauty>3", "cost<x"]
+    "text",
+    [
+        "",
+        "first token",
+        "answer>2s",
+        "quality<50%",
+        "answer<2GB",
+        "answer<5",
+        "memory<2",
+        "beauty>3",
+        "cost<x",
+    ],
 )
 def test_what_is_no_limit_is_refused_with_what_is(text: str) -> None:
     with pytest.raises(ChabokError):

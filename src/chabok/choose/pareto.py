@@ -40,8 +40,8 @@ class Need:
     units: Mapping[str, float] | None = None
 
 
-_TIME = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
-_BYTES = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0}
+_BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 _SHARE = {"": 1.0, "%": 0.01}
 _PLAIN = {"": 1.0, "tok/s": 1.0, "tokens/s": 1.0, "tokens": 1.0, "$": 1.0, "€": 1.0}
 
@@ -94,6 +94,8 @@ class Limit:
         unit = found.group(5).lower()
         if unit not in units:
             known = ", ".join(each for each in units if each)
+            if not unit:
+                raise ChabokError(f"{text!r}: the bound has no unit; one of {known}")
             raise ChabokError(f"{text!r}: {need.title} is not measured in {unit}; in {known}")
         value = float(found.group(4)) * units[unit]
         if need.attribute == "share" and not unit and value > 1:
