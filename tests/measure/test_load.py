@@ -178,8 +178,13 @@ def test_stopping_keeps_what_was_measured(server: ScriptedServer) -> None:
 
     async def go() -> Outcome:
         kept: list[Timeline] = []
-        async with Stopwatch(endpoint(server, SHORT, SHORT, slow), prompt, sink=kept.append) as stopwatch:
-            asyncio.get_running_loop().call_later(0.4, stopwatch.stop)
+
+        def keep(timeline: Timeline) -> None:
+            kept.append(timeline)
+            if len(kept) == 2:  # the third is then being answered
+                asyncio.get_running_loop().call_later(0.4, stopwatch.stop)
+
+        async with Stopwatch(endpoint(server, SHORT, SHORT, slow), prompt, sink=keep) as stopwatch:
             outcome = await stopwatch.run(Concurrent(1, requests=100))
         assert [t.failure and t.failure.kind for t in kept] == [None, None, "cancelled"]
         assert len(kept[2].events) > 2
