@@ -263,7 +263,7 @@ def test_a_folder_of_another_comparison_is_not_mixed_up(server: ScriptedServer, 
 def test_ctrl_c_keeps_what_there_is_and_resuming_asks_only_the_rest(
     server: ScriptedServer, tmp_path: Path, questions: str
 ) -> None:
-    target = "slow=" + end(server, *[said("3")] * 4, said("3 " + "x " * 40, 50), *[said("3")] * 8)
+    target = "slow=" + end(server, *[said("3")] * 4, *[said("3 " + "x " * 14, 50)] * 9)
     prompts = tmp_path / "p.txt"
     prompts.write_text("one\ntwo\n")
     words = [
