@@ -135,7 +135,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="for all files; one that was interrupted is gone on with",
     )
-    add("--resume", type=Path, metavar="DIR", help="go on with an interrupted comparison, or show one again")
+    add(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="go on with an interrupted comparison, or show it again; name budgets and prices anew",
+    )
     add("--json", action="store_true", help="print everything as JSON")
     add("-q", "--quiet", action="store_true", help="no progress")
     return made

@@ -121,7 +121,9 @@ def _capacity(report: Report) -> list[tuple[str, str]]:
         peak = f"; at most {number(most.summary.throughput)} tokens/s, with {most.load}"
     limits = " and ".join(report.limits)
     if report.capacity == 0:
-        return [("Capacity", f"not even one user has {limits}{peak}")]
+        first = report.levels[0] if report.levels else None
+        did = f" often enough: {_least(first)} of requests did" if first is not None and first.kept else ""
+        return [("Capacity", f"not even one user has {limits}{did}{peak}")]
     who = "one user has" if report.capacity == 1 else f"{report.capacity} users at once keep"
     level = report.at_capacity
     kept = f", for {_least(level)} of requests" if level is not None and level.kept else ""
