@@ -145,7 +145,8 @@ class Bench:
         row = {"case": case, "concurrency": concurrency, "unit": unit, "ours": ours, "peer": peer}
         row |= {"ratio": ratio, "rounds": found, **more}
         self.rows.append(row)
-        shown = "" if peer is None else f"   peer {peer:10.2f}   {ratio:6.2f} x"
+        shown = "" if peer is None else f"   peer {peer:10.2f}"
+        shown += "" if ratio is None else f"   {ratio:6.2f} x"
         print(f"{case:24} {concurrency:4}   {ours:10.2f}{shown}   {unit}", flush=True)
 
     def fresh(self) -> int:
