@@ -15,7 +15,7 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from chabok.cli.params import Parser, positive, whole
+from chabok.cli.params import Parser, add_prices, is_address, positive, whole
 from chabok.cli.terminal import console, note
 from chabok.errors import RequestError
 
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     plan = _plan(found, seed)
     options = _options(found)
     command = _command(arguments, found, seed)
-    local = found.target is not None and "://" not in found.target and not _is_address(found.target)
+    local = found.target is not None and "://" not in found.target and not is_address(found.target)
     if local:
         from chabok.cli.bench_local import open_model
 
@@ -94,24 +94,13 @@ def parser() -> argparse.ArgumentParser:
     )
     text.add_argument("--natural-end", action="store_true", help="let answers end where the model ends them")
     text.add_argument("--seed", type=whole, help="the same seed makes the same prompts and arrivals")
-    price = made.add_argument_group("cost")
-    price.add_argument("--per-hour", type=positive, metavar="PRICE", help="of the machine")
-    price.add_argument("--watts", type=positive, help="the machine draws under load, with --per-kwh")
-    price.add_argument("--per-kwh", type=positive, metavar="PRICE", help="the tariff of electricity")
-    price.add_argument("--price", metavar="NAME", help="an entry of a price list")
-    price.add_argument("--prices", type=Path, metavar="FILE", help="a price list of one's own, as TOML")
+    add_prices(made)
     add(
         "-o", "--output", type=Path, default=Path("chabok-bench"), metavar="DIR", help="for the files written"
     )
     add("--json", action="store_true", help="print the report as JSON")
     add("-q", "--quiet", action="store_true", help="no progress")
     return made
-
-
-def _is_address(target: str) -> bool:
-    """Whether it is meant as ``host:port``, not as a model."""
-    host, colon, port = target.partition("/")[0].rpartition(":")
-    return bool(colon and host and port.isdigit() and not Path(target).exists())
 
 
 def _plan(found: argparse.Namespace, seed: int) -> Plan:

@@ -7,10 +7,9 @@ import asyncio
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chabok.cli.params import Parser, whole
+from chabok.cli.params import Parser, is_address, whole
 from chabok.cli.terminal import console, harmless, note
 from chabok.errors import RequestError
 
@@ -24,7 +23,7 @@ def main(arguments: list[str]) -> int:
 
     found = parser().parse_args(arguments)
     tell = (lambda text: None) if found.json or found.quiet else note
-    if "://" in found.target or _is_address(found.target):
+    if "://" in found.target or is_address(found.target):
         key = ""
         if found.api_key_env is not None:
             key = os.environ.get(found.api_key_env, "")
@@ -63,12 +62,6 @@ def parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="for programs")
     add("-q", "--quiet", action="store_true", help="no progress")
     return made
-
-
-def _is_address(target: str) -> bool:
-    """Whether it is meant as ``host:port``, not as a model."""
-    host, colon, port = target.partition("/")[0].rpartition(":")
-    return bool(colon and host and port.isdigit() and not Path(target).exists())
 
 
 def _count(text: str) -> int:

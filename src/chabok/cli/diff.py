@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chabok.cli.params import Parser
-from chabok.cli.report import add_prices, limits_of, price_of
+from chabok.cli.params import Parser, add_prices
+from chabok.cli.report import limits_of, price_of
 from chabok.cli.terminal import console, harmless
 from chabok.errors import ChabokError, RequestError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NoReturn
 
 from chabok.engine.request import SamplingParams
@@ -26,6 +27,22 @@ def positive(text: str) -> float:
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
     return value
+
+
+def is_address(target: str) -> bool:
+    """Whether a target is meant as ``host:port``, not as a model."""
+    host, colon, port = target.partition("/")[0].rpartition(":")
+    return bool(colon and host and port.isdigit() and not Path(target).exists())
+
+
+def add_prices(made: argparse.ArgumentParser) -> None:
+    """Add what costs are computed from."""
+    price = made.add_argument_group("cost")
+    price.add_argument("--per-hour", type=positive, metavar="PRICE", help="of the machine")
+    price.add_argument("--watts", type=positive, help="the machine draws under load, with --per-kwh")
+    price.add_argument("--per-kwh", type=positive, metavar="PRICE", help="the tariff of electricity")
+    price.add_argument("--price", metavar="NAME", help="an entry of a price list")
+    price.add_argument("--prices", type=Path, metavar="FILE", help="a price list of one's own, as TOML")
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chabok.cli.params import Parser, positive
+from chabok.cli.params import Parser, add_prices
 from chabok.cli.terminal import console
 from chabok.errors import RequestError
 
@@ -68,16 +68,6 @@ def add_run(made: argparse.ArgumentParser) -> None:
 
     made.add_argument("run", nargs="?", type=Path, default=Path(FOLDER), metavar="RUN",
                       help=f"a run's file, or a folder: its newest run (default: {FOLDER})")  # fmt: skip
-
-
-def add_prices(made: argparse.ArgumentParser) -> None:
-    """Add what costs are computed from."""
-    price = made.add_argument_group("cost")
-    price.add_argument("--per-hour", type=positive, metavar="PRICE", help="of the machine")
-    price.add_argument("--watts", type=positive, help="the machine draws under load, with --per-kwh")
-    price.add_argument("--per-kwh", type=positive, metavar="PRICE", help="the tariff of electricity")
-    price.add_argument("--price", metavar="NAME", help="an entry of a price list")
-    price.add_argument("--prices", type=Path, metavar="FILE", help="a price list of one's own, as TOML")
 
 
 def price_of(found: argparse.Namespace) -> Price | None:

@@ -14,12 +14,12 @@ from chabok.errors import RequestError
 from chabok.server.accounts import fingerprint, merged_timings, timings_dict, usage_dict
 from chabok.server.bodies import Body
 from chabok.server.call import Call, Endpoint
-from chabok.server.errors import encode, problem_of, shape
+from chabok.server.errors import encode
 from chabok.server.events import Answer, Ask, Ended, Event, Text, TokenInfo
 from chabok.server.fields import MAX_N, Sampling, count, deadline_of, params_of, priority_of
 from chabok.server.generation import prepare_all
 from chabok.server.messages import Format, StreamOptions, format_of
-from chabok.server.openai import FINISH, finite, stop_reason
+from chabok.server.openai import FINISH, Chunks, finite, stop_reason
 from chabok.server.streaming import server_timing, stream, whole
 
 if TYPE_CHECKING:
@@ -219,25 +219,16 @@ def bytes_text(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-class TextWriter:
+class TextWriter(Chunks):
     """Writes answers as streamed text_completion objects; what stays the same is put together once."""
 
-    media_type = "text/event-stream; charset=utf-8"
-    keep_alive = b": keep-alive\n\n"
-
     def __init__(self, head: _Head, asks: list[Ask], usage: bool) -> None:
-        self._n = asks[0].n
-        self._total = self._n * len(asks)
-        self._usage = usage
-        self._load_s = head.load_s
+        n, total = asks[0].n, asks[0].n * len(asks)
+        super().__init__(encode(head.fields())[:-1], n, total, usage=usage, load_s=head.load_s)
         self._logprobs = asks[0].params.logprobs is not None
-        self._ended: list[Ended] = []
-        self._offsets = [TextLogprobs() for _ in range(self._total)]
-        common = b"data: " + encode(head.fields())[:-1]
-        self._common = common
-        self._close = b',"usage":null}\n\n' if usage else b"}\n\n"
+        self._offsets = [TextLogprobs() for _ in range(total)]
         self._rest = b',"logprobs":null,"finish_reason":null}]' + self._close
-        self._text = [common + b',"choices":[{"index":%d,"text":' % i for i in range(self._total)]
+        self._text = [self._common + b',"choices":[{"index":%d,"text":' % i for i in range(total)]
 
     def write(self, events: list[Event]) -> bytes:
         """The bytes of events."""
@@ -251,27 +242,6 @@ class TextWriter:
                 else:
                     out.append(self._rest)
             elif type(event) is Ended:
-                self._ended.append(event)
-                reason, stopped_by = FINISH.get(event.reason, "stop"), encode(stop_reason(event))
-                out += (self._text[event.index], b'"","logprobs":null,"finish_reason":', encode(reason))
-                out += (b',"stop_reason":', stopped_by, b"}]")
-                if len(self._ended) == self._total and not self._usage:
-                    out += (b',"timings":', encode(self._timings()))
-                out.append(self._close)
+                end = b'"","logprobs":null,"finish_reason":'
+                self._end_choice(out, self._text[event.index] + end, event)
         return b"".join(out)
-
-    def _timings(self) -> dict[str, float | int]:
-        return timings_dict(merged_timings(self._ended), self._load_s)
-
-    def fail(self, error: BaseException) -> bytes:
-        """An error in the middle of the stream; clients raise it."""
-        return b"data: " + encode(shape(problem_of(error), "openai")) + b"\n\n"
-
-    def end(self) -> bytes:
-        """The usage, where it was asked for, and the end."""
-        if not self._usage:
-            return b"data: [DONE]\n\n"
-        ended = sorted(self._ended, key=lambda one: one.index)
-        usage, timings = encode(usage_dict(ended, self._n)), encode(self._timings())
-        tail = b',"choices":[],"usage":' + usage + b',"timings":' + timings
-        return self._common + tail + b"}\n\ndata: [DONE]\n\n"

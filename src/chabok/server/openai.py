@@ -235,26 +235,61 @@ def chat_logprobs(tokens: list[TokenInfo] | tuple[TokenInfo, ...]) -> list[dict[
     ]
 
 
-class ChatWriter:
-    """Writes an answer as chat.completion.chunk objects.
+class Chunks:
+    """What the streams of both completions interfaces have alike: the end of an answer, and that of all.
 
-    What stays the same is put together once: a piece of text costs one short JSON string and a join.
+    common: what every object begins with, after ``data: `` and without its closing brace. n: answers to a
+    prompt; total: to all prompts. usage: whether a last object has it.
     """
 
     media_type = "text/event-stream; charset=utf-8"
     keep_alive = b": keep-alive\n\n"
 
-    def __init__(self, head: _Head, ask: Ask, usage: bool) -> None:
-        self._load_s = head.load_s
-        self._ask = ask
+    def __init__(self, common: bytes, n: int, total: int, *, usage: bool, load_s: float) -> None:
+        self._n, self._total = n, total
         self._usage = usage
+        self._load_s = load_s
         self._ended: list[Ended] = []
+        self._common = b"data: " + common
+        self._close = b',"usage":null}\n\n' if usage else b"}\n\n"
+
+    def _end_choice(self, out: list[bytes], begin: bytes, event: Ended) -> None:
+        """The last object of an answer; ``begin``: it up to the value of finish_reason."""
+        self._ended.append(event)
+        out += (begin, encode(FINISH.get(event.reason, "stop")))
+        out += (b',"stop_reason":', encode(stop_reason(event)), b"}]")
+        if len(self._ended) == self._total and not self._usage:
+            out += (b',"timings":', encode(self._timings()))
+        out.append(self._close)
+
+    def _timings(self) -> dict[str, float | int]:
+        return timings_dict(merged_timings(self._ended), self._load_s)
+
+    def fail(self, error: BaseException) -> bytes:
+        """An error in the middle of the stream; clients raise it."""
+        return b"data: " + encode(shape(problem_of(error), "openai")) + b"\n\n"
+
+    def end(self) -> bytes:
+        """The usage, where it was asked for, and the end."""
+        if not self._usage:
+            return b"data: [DONE]\n\n"
+        ended = sorted(self._ended, key=lambda one: one.index)
+        usage, timings = encode(usage_dict(ended, self._n)), encode(self._timings())
+        tail = b',"choices":[],"usage":' + usage + b',"timings":' + timings
+        return self._common + tail + b"}\n\ndata: [DONE]\n\n"
+
+
+class ChatWriter(Chunks):
+    """Writes an answer as chat.completion.chunk objects.
+
+    What stays the same is put together once: a piece of text costs one short JSON string and a join.
+    """
+
+    def __init__(self, head: _Head, ask: Ask, usage: bool) -> None:
         common = encode(head.fields("chat.completion.chunk"))[:-1]
-        self._begin = b"data: " + common + b',"choices":[{"index":'
-        self._begin_last = b"data: " + common + b',"choices":[]'
-        close = b',"usage":null}\n\n' if usage else b"}\n\n"
-        self._no_finish = b'},"logprobs":null,"finish_reason":null}]' + close
-        self._close = close
+        super().__init__(common, ask.n, ask.n, usage=usage, load_s=head.load_s)
+        self._begin = self._common + b',"choices":[{"index":'
+        self._no_finish = b'},"logprobs":null,"finish_reason":null}]' + self._close
         self._text = [self._begin + b'%d,"delta":{"content":' % i for i in range(ask.n)]
 
     def write(self, events: list[Event]) -> bytes:
@@ -283,8 +318,8 @@ class ChatWriter:
                 piece = {"index": event.call, "function": {"arguments": event.text}}
                 self._delta(out, event.index, {"tool_calls": [piece]})
             case Ended():
-                self._ended.append(event)
-                self._end_choice(out, event)
+                end = b'%d,"delta":{},"logprobs":null,"finish_reason":' % event.index
+                self._end_choice(out, self._begin + end, event)
 
     def _delta(
         self, out: list[bytes], index: int, delta: dict[str, Any], tokens: tuple[TokenInfo, ...] = ()
@@ -295,30 +330,6 @@ class ChatWriter:
             out += (b',"logprobs":', encode(logprobs), b',"finish_reason":null}]', self._close)
         else:
             out.append(b',"logprobs":null,"finish_reason":null}]' + self._close)
-
-    def _end_choice(self, out: list[bytes], event: Ended) -> None:
-        reason = encode(FINISH.get(event.reason, "stop"))
-        stopped_by = encode(stop_reason(event))
-        out += (self._begin, b'%d,"delta":{},"logprobs":null,"finish_reason":' % event.index, reason)
-        out += (b',"stop_reason":', stopped_by, b"}]")
-        if len(self._ended) == self._ask.n and not self._usage:
-            out += (b',"timings":', encode(self._timings()))
-        out.append(self._close)
-
-    def _timings(self) -> dict[str, float | int]:
-        return timings_dict(merged_timings(self._ended), self._load_s)
-
-    def fail(self, error: BaseException) -> bytes:
-        """An error in the middle of the stream; clients raise it."""
-        return b"data: " + encode(shape(problem_of(error), "openai")) + b"\n\n"
-
-    def end(self) -> bytes:
-        """The usage, where it was asked for, and the end."""
-        if not self._usage:
-            return b"data: [DONE]\n\n"
-        usage = encode(usage_dict(sorted(self._ended, key=lambda one: one.index), self._ask.n))
-        timings = encode(self._timings())
-        return self._begin_last + b',"usage":' + usage + b',"timings":' + timings + b"}\n\ndata: [DONE]\n\n"
 
 
 async def models(call: Call) -> None:

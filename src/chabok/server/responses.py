@@ -18,7 +18,18 @@ from chabok.server.call import Call, Endpoint
 from chabok.server.events import Ask, ResponseFormat
 from chabok.server.fields import Sampling, Strict, count, deadline_of, params_of, priority_of
 from chabok.server.generation import prepare
-from chabok.server.messages import MAX_TOOLS, JsonObject, PlainText, check_name, named, tool_dict
+from chabok.server.messages import (
+    MAX_TOOLS,
+    JsonObject,
+    Lark,
+    NamedSchema,
+    PlainText,
+    Regex,
+    check_name,
+    format_of,
+    named,
+    tool_dict,
+)
 from chabok.server.response_items import ResponseItems, ResponseWriter
 from chabok.server.streaming import gather, server_timing, stream
 from chabok.server.thinking import Effort
@@ -107,31 +118,14 @@ class FunctionChoice(Strict):
     type: Literal["function"] = "function"
 
 
-class SchemaFormat(Strict, tag="json_schema", tag_field="type"):
+class SchemaFormat(NamedSchema, tag="json_schema", tag_field="type"):
     """JSON that a schema describes."""
-
-    schema: dict[str, Any]
-    name: str = ""
-    description: str | None = None
-    strict: bool | None = None
-
-
-class RegexFormat(Strict, tag="regex", tag_field="type"):
-    """Text that a regular expression matches."""
-
-    pattern: str
-
-
-class LarkFormat(Strict, tag="lark", tag_field="type"):
-    """Text of a Lark grammar."""
-
-    grammar: str
 
 
 class TextSettings(Strict):
     """The form of the answer's text."""
 
-    format: PlainText | JsonObject | SchemaFormat | RegexFormat | LarkFormat | None = None
+    format: PlainText | JsonObject | SchemaFormat | Regex | Lark | None = None
     verbosity: None = None
 
 
@@ -246,16 +240,10 @@ def ask_of(call: Call, body: ResponseBody, served: Served) -> Ask:
 
 
 def _format(text: TextSettings | None) -> ResponseFormat | None:
-    match text.format if text is not None else None:
-        case JsonObject():
-            return ResponseFormat("json_object")
-        case SchemaFormat(schema=schema):
-            return ResponseFormat("json_schema", schema)
-        case RegexFormat(pattern=source):
-            return ResponseFormat("regex", source=source)
-        case LarkFormat(grammar=source):
-            return ResponseFormat("lark", source=source)
-    return None
+    format = text.format if text is not None else None
+    if isinstance(format, SchemaFormat):
+        return ResponseFormat("json_schema", format.schema)
+    return format_of(format)
 
 
 def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
